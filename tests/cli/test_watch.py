@@ -212,6 +212,7 @@ def test_a_job_with_a_number_as_its_name_is_watched_here(allranks: Allranks, tmp
     ("arguments", "words"),
     [
         (["nonsense"], "error: JOB 'nonsense': no process of such a job runs here; "),
+        (["1"], "error: JOB '1': no SLURM here, and no process of such a job runs here; to watch the process 1: "),
         (["--pid"], "error: watch --pid: expected process ids, for example --pid 4711 4712"),
         (["--pid", "x"], "error: watch --pid x: expected process ids, for example --pid 4711 4712"),
         (["--pid", "4194304"], "error: watch: no such process on this machine: 4194304"),

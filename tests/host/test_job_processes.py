@@ -241,6 +241,7 @@ def test_the_outermost_numbers_of_a_stack_are_the_rank_s(
         ("python -u -X importtime -m deepspeed.launcher.runner x.py", "launcher"),
         ("python /venv/bin/deepspeed x.py", "launcher"),
         ("python -m accelerate.commands.launch x.py", "launcher"),
+        ("python -X torchrun x.py", "worker"),
         ("python train_deepspeed.py --launcher slurm", "worker"),
         ("python train.py --launcher torchrun", "worker"),
         ("python", "worker"),
@@ -252,6 +253,13 @@ def test_a_launcher_is_known_by_what_it_runs_and_a_task_of_slurm_that_names_one_
     Tree(tmp_path).add(10, JOB_7, command=command)
     found = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(process.role, process.rank) for process in found] == [(role, 2 if role == "worker" else None)]
+
+
+def test_a_long_command_line_is_read_in_no_time(tmp_path: Path) -> None:
+    Tree(tmp_path).add(10, JOB_7, command="python" + 40 * " -X a" + 40 * " -X" + " x.py")
+    began_s = time.monotonic()
+    [found] = find_processes(WantedStacks(job="7"), root=tmp_path)
+    assert (found.role, time.monotonic() - began_s < 5.0) == ("worker", True)
 
 
 def test_a_launcher_of_allranks_hides_what_is_above_it(tmp_path: Path) -> None:

@@ -159,8 +159,15 @@ def test_a_job_is_looked_at_as_long_as_the_node_that_is_looked_at_least() -> Non
     heard = HeardJob("7", [])
     assert heard.looked_s == 0.0
     for at_s, node in ((10.0, "n1"), (50.0, "n2"), (16.0, "n1"), (52.5, "n2")):
-        heard.hear(look(rank(0), at_s=at_s, node=node), now_s=60.0)
+        heard.hear(look(rank(0), at_s=at_s, node=node), now_s=at_s + (0.0 if node == "n2" else 40.0))
     assert heard.looked_s == 2.5
+
+
+def test_a_slow_first_look_does_not_count_as_time_that_was_looked_at() -> None:
+    heard = HeardJob("7", [])
+    for at_s, took_s in ((10.0, 4.0), (14.25, 0.0), (14.5, 0.0)):
+        heard.hear(look(rank(0), at_s=at_s), now_s=at_s + took_s)
+    assert heard.looked_s == 0.5
 
 
 def test_looks_that_come_seconds_apart_tell_how_long_a_rank_is_stopped() -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen
 from allranks.report.text import Style, fold_ranks
 from allranks.watch.judge import Opinion, describe, judge
-from allranks.watch.since import LookHistory
+from allranks.watch.since import Flow, LookHistory
 
 from .told import CASES, TICK_S, Case, read_case, read_cases
 
@@ -105,6 +106,37 @@ def test_a_state_is_one_line_and_so_is_what_could_not_be_seen() -> None:
         "train.py:40",
         "  not seen: where rank 2 is: ptrace_scope is 1: run it as root",
     ]
+
+
+def test_what_a_debugger_holds_is_not_continued_by_a_signal() -> None:
+    text = next(case.text for _, case in ALL if case.name == "a rank is held by a debugger")
+    *_, (_, opinion) = opinions(read_case(text))
+    assert (
+        describe(opinion, PLAIN)[3] == "  fix  on node01: TracerPid in /proc/110/status is the debugger; let it detach"
+    )
+
+
+def test_a_node_whose_looks_come_late_for_long_keeps_its_clock() -> None:
+    history, coming = LookHistory(), list[tuple[float, NodeLook]]()
+    for node, failed_s in (("a", 60.0), ("b", 60.8)):  # one rank each; those of node a come late from 48 s on
+        for tick in range(4 * 80):
+            at_s = tick / 4
+            end = EndSeen(at_s=at_s, code=1) if at_s >= failed_s else None
+            rank = ProcessLook(pid=7, role=ProcessRole.WORKER, rank="ab".index(node), world_size=2, end=end)
+            late_s = 2.0 if node == "a" and at_s >= 48 else 0.05
+            coming.append((at_s + late_s, NodeLook(node=node, at_s=at_s, processes=(rank,))))
+    for heard_s, look in sorted(coming, key=lambda pair: pair[0]):
+        history.hear(look, heard_s)
+        opinion = judge(history, heard_s)
+    assert [finding.ranks for finding in opinion.verdicts] == [(0,)]
+
+
+def test_a_queue_that_gets_shorter_is_not_stuck_where_the_kernel_tells_no_bytes() -> None:
+    full, less = (SocketSeen(own_address="a", own_port=1, unacked_bytes=num) for num in (4096, 2048))
+    flow = Flow(full, 0.0, 0.0, 0.0)
+    for seen, told_s in ((full, 1.0), (less, 2.0), (less, 3.0), (full, 4.0)):
+        flow.hear(seen, told_s)
+    assert flow.stuck_s == 2.0
 
 
 if __name__ == "__main__":  # python -m tests.watch.test_judge: writes what is said now into the cases, to be read

@@ -16,8 +16,9 @@ Each line after `job:` is a time in seconds, who, and what is so from then on, s
     unacked to 2                bytes to rank 2 are not acknowledged any more; `acked`
     window full to 2            the same, because rank 2 does not read
     no group                    it has no connection to others
+    not read, read              its stack is not read any more, and is again
     bytes unknown               the kernel does not tell how many bytes were acknowledged and received
-    starts again                a new process of the same rank
+    starts again                a new process of the same rank; `timeouts 3` in a row
     unserved                    requests wait unread at the store, which the launcher has, else rank 0
 
 Who: `all` ranks, `rank 1`, `ranks 0,2`, `launcher`, `everybody`, `watcher` (`sleeps 20`: it sees nothing for so long),
@@ -67,6 +68,8 @@ class Actor:
     stack: StackSeen | None = None
     child_end: EndSeen | None = None
     tells_bytes: bool = True
+    timeouts: int = 0
+    is_read: bool = True
     past: list[ProcessLook] = field(default_factory=list)
 
     def do(self, words: str, now_s: float) -> None:
@@ -84,7 +87,7 @@ class Actor:
             self.child_end, self.end = (end, self.end) if found[1] else (self.child_end, end)
         elif found := re.fullmatch(r"exits (\d+)|ended", words):
             self.end = EndSeen(at_s=at_s, code=int(found[1]) if found[1] else None)
-        elif found := re.fullmatch(r"(step|cpu|gpu|nccl) (\d+)", words):
+        elif found := re.fullmatch(r"(step|cpu|gpu|nccl|timeouts) (\d+)", words):
             setattr(self, found[1], int(found[2]))
             self.steps &= found[1] != "step"
         elif found := re.fullmatch(r"(unacked|window full) to (\d+)", words):
@@ -94,6 +97,8 @@ class Actor:
             self.unacked, self.full = {}, set()
         elif words in ("no group", "unserved", "served"):
             self.has_group, self.unserved = self.has_group and words != "no group", words == "unserved"
+        elif words in ("read", "not read"):
+            self.is_read = words == "read"
         elif words == "bytes unknown":
             self.tells_bytes = False
         elif words == "starts again":
@@ -157,7 +162,12 @@ class Case:
             if actor.steps and actor.step is not None and tick and (tick * TICK_S) % STEP_S < TICK_S:
                 actor.step += 1
         for index, actor in enumerate(self.actors):
-            if actor.end is None and not actor.problem and (tick + index) % round(STACK_S / TICK_S) == 0:
+            if (
+                actor.end is None
+                and actor.is_read
+                and not actor.problem
+                and (tick + index) % round(STACK_S / TICK_S) == 0
+            ):
                 counters = () if actor.step is None else (("step", actor.step),)
                 actor.stack = StackSeen(
                     at_s=tick * TICK_S + OFFSETS[actor.node],
@@ -203,6 +213,7 @@ class Case:
                     unread_bytes=4096 if actor.rank in other.full else 0,
                     acked_bytes=done if actor.tells_bytes else None,
                     received_bytes=done if actor.tells_bytes else None,
+                    retransmits=actor.timeouts if stuck else 0,
                 )
             )
         store = self._store()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import sys
 import threading
@@ -145,8 +144,10 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool
             if found:
                 say(f"{exc}; this machine's ranks of job {job} are watched")
     if not found:
+        is_pid = target.isdigit() and Path(f"/proc/{target}").exists()
+        process = f"; to watch the process {target}: allranks watch --pid {target}" if is_pid else ""
         others = "; jobs here:" if here else f"; {none}"
-        raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{others}", more=known)
+        raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{process}{others}", more=known)
     if not target or has_name(job):  # without a name, all ranks are of the only job, and whoever started them
         return watch_here(job if has_name(job) else "", asks=asks)
     return watch_here("", pids=tuple(process.pid for process in found), asks=asks)
@@ -158,13 +159,13 @@ def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json:
     from allranks.watch.judge import describe
 
     style, began_s, notice_s = Style.of(sys.stdout), time.monotonic(), NOTICE_S
-    due_s, told = 0.0, None
+    due_s, told, was_all_heard = 0.0, None, False
     while not heard.is_over:
         heard.hear_for(watched.looks, 0.0)
         now_s = time.monotonic()
         waited_s = now_s - began_s
-        if waited_s > notice_s or not (heard.unheard or math.isinf(notice_s)):
-            notice_s = 4 * notice_s if heard.unheard else math.inf
+        if not was_all_heard and (waited_s > notice_s or not heard.unheard):
+            notice_s, was_all_heard = 4 * notice_s, not heard.unheard
             say(heard.describe_progress(waited_s))
         has_looked = heard.looked_s >= once_s or waited_s > once_s + MORE_S
         if is_once and has_looked:

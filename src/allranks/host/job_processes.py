@@ -268,10 +268,10 @@ _STEP = "slurmstepd"
 """It starts tasks: what is above it (a container's first process may be a Python) has not."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[td]?(-dbg)?$")
 _LAUNCHER = re.compile(
-    r"[^\0]*(?:\0-[XW]\0[^\0]*|\0-[^\0]*)*\0(?:[^\0]*/)?(?:torchrun|accelerate|deepspeed"
+    r"[^\0]*(?:\0-[XW]\0[^\0]*|\0-(?![XW]\0)[^\0]*)*\0(?:[^\0]*/)?(?:torchrun|accelerate|deepspeed"
     r"|(?:torch[./]distributed|deepspeed[./]launcher|accelerate[./]commands)[./](?:run|launch|runner)(?:\.py)?)(?:\0|$)"
 )
-"""An interpreter, its options, and the program or the module that it runs."""
+"""An interpreter, its options, and the program or the module that it runs. Each option matches in one way only."""
 
 
 def _is_named_python(root: Path, pid: int, name: str) -> bool:

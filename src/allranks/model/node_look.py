@@ -68,6 +68,8 @@ class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acked_bytes: Amount | None = None
     """Acknowledged and received since it began; None: this kernel, or this way of asking, does not say."""
     received_bytes: Amount | None = None
+    retransmits: Amount = 0
+    """Timeouts in a row, without an acknowledgement."""
 
     @property
     def ends(self) -> tuple[str, int, str, int]:

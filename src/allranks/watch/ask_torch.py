@@ -61,6 +61,7 @@ SERVER = "pt_workerserver"
 """Name of the server's thread, and of those that it starts."""
 NCCL, GLOO = "dump_nccl_trace_json", "fr_trace_json"
 SILENT = f"torch did not answer within {ANSWER_S:.0f} s"
+NOT_ASKED = "torch was not asked, as something has moved between ranks all the time"
 NOTHING_ON = "torch's worker server is not on, nor NCCL's dump pipe"
 _ACCEPT = {"x86_64": ("43", "288"), "aarch64": ("202", "242")}
 """Numbers of accept(2) and accept4(2)."""
@@ -106,6 +107,8 @@ class TorchRecorders:
             if isinstance(told := self._told.get(pid), str):
                 problems[told].append(rank)
         self.limits = [f"the calls of {fold_ranks(those)}: {problem}"[:300] for problem, those in problems.items()]
+        is_late = any(now_s - node.first_s > STILL_S + EVERY_S for node in history.nodes.values())
+        self.limits += [NOT_ASKED] * (is_late and not self._due_s)
         return {pid: told for pid, told in self._told.items() if isinstance(told, FlightSeen)}
 
 

@@ -101,8 +101,8 @@ class HeardJob:
 
     @property
     def looked_s(self) -> float:
-        """How long nodes have been looked at, by their clocks; of the one that was looked at least."""
-        looked_s = [node.look.at_s - node.first_at_s for node in self._history.nodes.values()]
+        """How long nodes have been looked at since the first look came; of the one that was looked at least."""
+        looked_s = [node.told_s - node.first_s for node in self._history.nodes.values()]
         return 0.0 if self.unheard else min(looked_s, default=0.0)
 
     @property

@@ -47,12 +47,14 @@ from allranks.model.finding import Confidence, Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style, count_of, describe_time, fold_ranks, one_row, render_finding
-from allranks.watch.since import MAIN, LookHistory, Track, say_for
+from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
 from allranks.watch.standstill import STALE_S, RanksNow, WatchState
 from allranks.wire.protocol import WorkerEnd
 
 STOPPED_S, STORE_S, DEAD_S, EXITED_S = 1.0, 1.0, 2.0, 2.5
 """How long each of these holds before it counts."""
+MIN_TIMEOUTS = 2
+"""Of TCP in a row, where the kernel tells no bytes (another network namespace): a full queue looks the same, always."""
 SETTLE_S, SILENT_S = 0.4, 3.0
 """A rank of another node may have ended first: looks are waited for so long, and for a silent node so long at most."""
 LOOK_S = 0.3
@@ -165,11 +167,19 @@ class _Court:
         if self._was_stopped:
             yield WatchState(f"{self._say_ends()}: the job was stopped from outside", cause="cancelled")
         elif self.ended and not is_judged and not self._history.proven:
-            text = f"whether that is all, or the job is being stopped, shows within {self._settle_s:.0f} s"
+            when = f"within {self._settle_s:.0f} s" if self._settle_s >= 1 else "at once"
+            text = f"whether that is all, or the job is being stopped, shows {when}"
             yield WatchState(f"{self._say_ends()}; {text}", cause="dead-rank")
         if self._is_suspended:
             text = "the job is suspended: all of its processes are stopped (scontrol suspend, a frozen cgroup, ^Z)"
             yield WatchState(text, cause="process-stopped")
+        named = {finding.subject for finding in self._history.proven}
+        launchers = [track for track in self._held(ProcessRole.LAUNCHER) if _say_subject(track) not in named]
+        if launchers and self._ranks.living:
+            first, who = launchers[0], " and ".join(map(_name, launchers[:4]))
+            text = f"{who} {'has' if len(launchers) == 1 else 'have'} been {_say_held(first)}"
+            for_s, is_at_least = first.told_s - first.state_s, is_open(first.state_s, first.began_s)
+            yield WatchState(text, (), first.node, "", for_s, is_at_least, cause="process-stopped")
 
     # Ends
 
@@ -301,10 +311,8 @@ class _Court:
     def _judge_stopped(self) -> tuple[Finding, ...]:
         if not (tracks := self._held(ProcessRole.WORKER)):
             return ()
-        first, frozen = tracks[0], "stopped (SIGSTOP, a frozen cgroup, or a debugger)"
         seen = [f"{_name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
-        for_s = say_for(first.state_s, first.told_s, first.began_s)
-        what = f"the process has been {frozen} {for_s}: it exists, but does not run"
+        what = f"the process has been {_say_held(tracks[0])}: it exists, but does not run"
         return (self._fault("AR010", what, tracks, evidence=seen, fix=_say_continue(tracks)),)
 
     def _judge_store(self) -> tuple[Finding, ...]:
@@ -328,9 +336,10 @@ class _Court:
         """Bytes between two ranks are not acknowledged, although nothing keeps the other kernel from it."""
         living, dead = self._ranks.living, {}
         for rank, flow, peer, other in self._history.links:
-            may_be_full = bool(other.seen.unread_bytes) or flow.seen.acked_bytes is None  # then the window may be zero
+            may_be_full = bool(other.seen.unread_bytes)  # then the window may be zero
+            is_known = flow.seen.acked_bytes is not None or flow.seen.retransmits >= MIN_TIMEOUTS
             for_s = living[rank].told_s - flow.stuck_s
-            if for_s >= DEAD_S and not (may_be_full or living[rank].is_held or living[peer].is_held):
+            if for_s >= DEAD_S and is_known and not (may_be_full or living[rank].is_held or living[peer].is_held):
                 dead[min(rank, peer), max(rank, peer)] = for_s
         if not dead:
             return ()
@@ -388,11 +397,18 @@ def _name(track: Track) -> str:
     return f"the {track.look.role} on {track.node} (pid {pid})" if rank is None else f"rank {rank}"
 
 
+def _say_held(track: Track) -> str:
+    """`held by a debugger for 41 s`."""
+    how = "held by a debugger" if track.look.state is ProcessState.TRACED else "stopped (SIGSTOP, or a frozen cgroup)"
+    return f"{how} {say_for(track.state_s, track.told_s, track.began_s)}"
+
+
 def _say_continue(tracks: Sequence[Track]) -> str:
-    """What to do about processes that are stopped."""
+    """What to do about processes that are stopped; one that a debugger holds is not continued by SIGCONT."""
     node, pids = tracks[0].node, " ".join(str(track.look.pid) for track in tracks if track.node == tracks[0].node)
-    who = f"somebody's kill -STOP, a frozen cgroup, or a debugger (TracerPid in /proc/{tracks[0].look.pid}/status)"
-    return f"on {node}: kill -CONT {pids} continues it; find what stopped it: {who}"
+    if tracks[0].look.state is ProcessState.TRACED:
+        return f"on {node}: TracerPid in /proc/{tracks[0].look.pid}/status is the debugger; let it detach"
+    return f"on {node}: kill -CONT {pids} continues it; look for who stopped it (kill -STOP, a frozen cgroup)"
 
 
 def _say_subject(track: Track) -> str:

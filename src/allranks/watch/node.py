@@ -12,7 +12,8 @@ those that were read by then. Searches and sockets are repeated the more rarely 
 stacks as since.py chooses.
 
 Limits: exit codes of processes that their parent has reaped need Linux 6.15. In another network namespace, sockets are
-looked at more rarely, and the bytes that they have carried are not known.
+looked at more rarely, and the bytes that they have carried are not known: a dead link is told there by TCP's timeouts,
+as long as bytes are to be sent.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     history = LookHistory()
     history.hear(look, now_s)          each node's look, in any order of nodes; `now_s` is one clock of the listener's
 
-Times in here are of the listener's clock. The shortest way that a look had lately is the difference of a node's clock.
-A gap between two looks of a node is a sleep of the watcher (SIGSTOP, a laptop's lid): everything there begins anew.
+Times in here are of the listener's clock. The shortest way that a look ever had is the difference of a node's clock. A
+gap between two looks of a node is a sleep of the watcher (SIGSTOP, a laptop's lid): everything there begins anew.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ PASSED_S = 2.0
 """After so long without a proven fault, a job whose ranks talk to each other has got over it."""
 FOLLOWS_S = 30.0
 """What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
-FIRST_S, BUSY_EVERY_S = 1.0, 15.0
-"""Between two reads of a rank's stack: when it becomes quiet, doubled after each read, and at most."""
+FIRST_S, QUIET_EVERY_S, BUSY_EVERY_S = 1.0, 3.0, 15.0
+"""Between two reads of a rank's stack: when it becomes quiet, doubled after each read; at most; and if it is busy."""
 MAX_OFTEN, MAX_AT_ONCE = 8, 8
 """Ranks on a node that are read every BUSY_EVERY_S (of more, as many in the same time, in turn), and those at once."""
 LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
-WAYS = 40
-"""Looks of a node, of which the one with the shortest way tells its clock: two clocks drift apart, and a machine that
-is paused has its own stand still."""
+DRIFT = 1e-4
+"""Seconds that two clocks may drift apart each second."""
+WAYS, STOOD_S = 8, 5.0
+"""So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
 QUIET_S, IDLE_CPU_S = 2.0, 0.02
 """A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
 of processor time are nothing: threads that only wake up now and then (NCCL's watchdog) use some."""
@@ -72,7 +73,8 @@ class Flow:
         before, self.seen = self.seen, seen
         if seen.carried != before.carried:
             self.moved_s = told_s
-        if seen.acked_bytes != before.acked_bytes or not (seen.unacked_bytes and before.unacked_bytes):
+        is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
+        if is_acked or not (seen.unacked_bytes and before.unacked_bytes):
             self.stuck_s = told_s
         if not seen.unread_bytes or seen.unread_bytes != before.unread_bytes:
             self.unread_s = told_s
@@ -203,16 +205,19 @@ class NodeTrack:
     offset_s: float
     told_s: float
     heard_s: float
-    first_at_s: float
-    """When the first look was taken, by the node's clock."""
+    first_s: float
+    """When the first look came; it may have taken long, as no later one does."""
     passed_s: float = 0.0
     """Between the last two looks: those of very many nodes come seconds apart."""
     ways_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAYS))
+    """Of the last looks, from when they were taken, by the node's clock, until they came."""
 
     def follow(self, look: NodeLook, now_s: float) -> bool:
         """Take in a newer look; returns whether what is known of the time before it still counts."""
         self.ways_s.append(now_s - look.at_s)
-        before_s, self.offset_s = self.told_s, min(self.ways_s)
+        before_s, drifted_s = self.told_s, self.offset_s + DRIFT * (look.at_s - self.look.at_s)
+        has_stood = len(self.ways_s) == WAYS and min(self.ways_s) > drifted_s + STOOD_S
+        self.offset_s = min(self.ways_s) if has_stood else min(drifted_s, self.ways_s[-1])
         self.look, self.told_s = look, look.at_s + self.offset_s
         passed_s, known_s = self.told_s - before_s, self.passed_s
         self.passed_s = passed_s
@@ -251,7 +256,7 @@ class LookHistory:
 
     def hear(self, look: NodeLook, now_s: float) -> None:
         """Take in one look; one that is older than the last one of its node does not count."""
-        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s, look.at_s))
+        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s, now_s))
         node.heard_s = now_s
         if look.at_s <= node.look.at_s and look is not node.look:
             return
@@ -324,8 +329,8 @@ def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_mo
     """Return those whose stacks are read now, booked as read: quiet ones first, then whoever was not read for longest.
 
     One read costs some 15 ms of processor time, more than everything else in a look. A rank that does something is
-    read rarely. One that is quiet may hang, or wait for one that hangs: it is read at once and after 2 s, and the more
-    rarely the longer that lasts. A step that is quiet for so long each time costs at most a read every 2 s.
+    read rarely. One that is quiet may hang, or wait for one that hangs: it is read at once, after 2 s, and then every
+    3 s, so that its stack is never old. A step that is quiet for so long each time costs at most a read every 2 s.
     """
     busy_s, due = BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN), list[tuple[bool, float, Track]]()
     for track in tracks:
@@ -334,7 +339,7 @@ def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_mo
             due.append((not track.is_quiet, track.read_s, track))
     chosen = [track for *_, track in sorted(due, key=lambda turn: turn[:2])[:at_most]]
     for track in chosen:
-        track.read_s, track.pause_s = now_s, min(2 * track.pause_s, BUSY_EVERY_S)
+        track.read_s, track.pause_s = now_s, min(2 * track.pause_s, QUIET_EVERY_S)
     return chosen
 
 

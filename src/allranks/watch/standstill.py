@@ -212,9 +212,11 @@ class RanksNow:
         for ranks in sorted(_group(elsewhere, key).values(), key=len):
             track, who = elsewhere[ranks[0]], f"{fold_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} been"
             since_s = max(track.place_s, self.still_s)  # between two stacks it may have been with the others
+            if track.stack_s < self.still_s and not track.look.problem:
+                continue  # its stack is still to be read
             if track.stack_s < self.still_s:
-                why = f" ({track.look.problem})" if track.look.problem else ""
-                text, since_s = f"where {fold_ranks(ranks)} {_be(ranks)} cannot be seen{why}", self.still_s
+                why = f"cannot be seen ({track.look.problem})"
+                text, since_s = f"where {fold_ranks(ranks)} {_be(ranks)} {why}", self.still_s
             elif track.told_s - since_s < STILL_S:  # it moves, but not to where the others are
                 since_s = self.still_s
                 text = f"{who} elsewhere {say_for(since_s, track.told_s, track.first_s)}, now {_say_where(track)}"
@@ -226,7 +228,7 @@ class RanksNow:
         """All ranks wait: in different calls, at different steps, or for somebody who is not seen."""
         since_s = max([self.still_s, *(track.place_s for track in self.waiting.values())])
         are_bytes_open = any(flow.seen.unacked_bytes for _, flow, _, _ in self.history.links)
-        # A stack is read each 2 s: who has been in one place since the second one is there to stay.
+        # Whose stack has shown another place shortly before may be on its way to the others' call.
         living = [track for track in self.history.tracks(*MAIN) if track.is_alive]
         are_bytes_open |= any(track.unread_at(self.history.store_port) for track in living)
         if not self.waiting or are_bytes_open or self.told_s - since_s < STILL_S - 1.0:
