@@ -12,7 +12,7 @@ from allranks.why.logs import quoted
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.quoted import is_code
-from allranks.why.logs.read import _BLOCK_BYTES, CHUNK_BYTES
+from allranks.why.logs.read import CHUNK_BYTES
 
 Read = Callable[[str], Logs]
 FRAME = '  File "/home/ml/train.py", line 88, in step\n'
@@ -50,10 +50,10 @@ def test_lines_of_other_ranks_stand_between_a_frame_and_its_code(read: Read) -> 
 
 def test_code_at_the_beginning_of_a_chunk_belongs_to_the_frame_before(read: Read) -> None:
     step = "step 12 loss 0.1\n"
-    size = CHUNK_BYTES + _BLOCK_BYTES - len(FRAME) - 8
+    size = CHUNK_BYTES - 20
     steps = step * (size // len(step)) + "x" * (size % len(step)) + "\n"
     for moved in range(0, 24, 6):
-        assert causes(read(steps[moved:] + FRAME + CODE + "TypeError: x\n")) == []
+        assert causes(read(steps[moved:] + FRAME + '    retry("CUDA out of memory")\n' + "TypeError: x\n")) == []
 
 
 def test_many_ranks_that_print_tracebacks_at_once_are_read_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
