@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from allranks.causes.book import all_causes
+from allranks.why.logs import quoted
+from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.quoted import is_code
+from allranks.why.logs.read import CHUNK_BYTES
 
 Read = Callable[[str], Logs]
 FRAME = '  File "/home/ml/train.py", line 88, in step\n'
@@ -42,6 +46,27 @@ def test_lines_of_other_ranks_stand_between_a_frame_and_its_code(read: Read) -> 
     assert causes(read(frame + "[rank1]: step 7\n[rank0]: step 7\n" + code)) == []
     assert causes(read(frame + f"[rank1]: {OUT_OF_MEMORY}" + code)) == ["cuda-oom"]
     assert causes(read(frame + "[rank2]: step 7\n[rank2]:     CUDA out of memory\n")) == ["cuda-oom"]
+
+
+def test_code_at_the_beginning_of_a_chunk_belongs_to_the_frame_before(read: Read) -> None:
+    step = "step 12 loss 0.1\n"
+    size = CHUNK_BYTES - 20
+    steps = step * (size // len(step)) + "x" * (size % len(step)) + "\n"
+    for moved in range(0, 24, 6):
+        assert causes(read(steps[moved:] + FRAME + '    retry("CUDA out of memory")\n' + "TypeError: x\n")) == []
+
+
+def test_many_ranks_that_print_tracebacks_at_once_are_read_once(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = [0]
+
+    def count(*told: Any) -> Line:
+        counts[0] += 1
+        return read_line(*told)
+
+    monkeypatch.setattr(quoted, "read_line", count)
+    lines = [f"{rank}: {line}\n" for line in (FRAME + CODE).splitlines() * 5 for rank in range(512)]
+    assert causes(read("".join(lines))) == []
+    assert len(lines) // 2 < counts[0] <= len(lines)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
 from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
-from allranks.why.logs.printed import KIND, MAX_KEPT, Printed, read_printed
-from allranks.why.logs.quoted import find_end, is_code, is_code_of_frame, read_exception, writer_of
+from allranks.why.logs.printed import KIND, MAX_BYTES, MAX_KEPT, Printed, read_printed
+from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_exception, writer_of
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
@@ -152,7 +152,8 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
     def read_hits(chunk: Chunk) -> Iterator[tuple[LogEvent, int]]:
         for hit in matcher.scan(chunk):
             line = read_line(hit.raw, source, hit.number)
-            for event in _read_evidence(line, hit, chunk, patterns, open_tracebacks):
+            place = num_bytes - len(chunk.data) + hit.begin
+            for event in _read_evidence(line, hit, chunk, patterns, quoted, place):
                 yield event, hit.begin
 
     matcher.forget()
@@ -163,42 +164,51 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
     dropped = num_bytes = 0
     for source in part.sources:
         kept = _Kept(KEEP_LAST if len(events) < part.keep_events else 0)
-        open_tracebacks: dict[object, int] = {}
-        own: list[Printed] = []
+        quoted = QuotedCode()
+        own: dict[int, Printed] = {}  # by the numbers of their first lines
+        heads: list[tuple[Line, int]] = []
         end, before, last_line = b"", num_bytes, 1
         for chunk in read_chunks(source, problems=problems):
             on_progress(len(chunk.data))
             num_bytes += len(chunk.data)
             last_line = chunk.first_line + chunk.num_newlines
             end = (end + chunk.data[-part.tail_bytes :])[-part.tail_bytes :]
+            joint = chunk.before + chunk.data[:MAX_BYTES]
+            found = {line.number: read_printed(line, joint, len(chunk.before) + place) for line, place in heads}
+            heads = []
             for event, place in read_hits(chunk):
                 if event.kind != KIND:
                     kept.add(event)
-                elif found := read_printed(event.line, chunk.data, place):
-                    own = [*own, found][-MAX_KEPT:]
+                    continue
+                found[event.line.number] = read_printed(event.line, chunk.data, place)
+                if (left := place - len(chunk.data)) > -MAX_BYTES:  # it may go on in the next chunk
+                    heads.append((event.line, left))
+            own = dict([(number, report) for number, report in (own | found).items() if report][-MAX_KEPT:])
         size = num_bytes - before
         if 0 < size <= MAX_WRAPPED_BYTES and (joined := unwrap(chunk.data)) != chunk.data:
-            # They only add kinds: lines may have one length by chance.
-            open_tracebacks.clear()
+            # They add kinds, and complete lines: lines may have one length by chance.
+            quoted = QuotedCode()
             known = {KIND, *kept.kinds()}
             for event, _ in read_hits(Chunk(joined, 1, 0)):
                 if event.kind not in known:
                     kept.add(event)
-        printed += own
-        events += [event for event in kept.in_order() if not any(finding.covers(event.line) for finding in own)]
+                elif event.kind != KIND:
+                    kept.complete(event)
+        printed += own.values()
+        events += [event for event in kept.in_order() if not any(report.covers(event.line) for report in own.values())]
         dropped += kept.dropped
         tails.append(_read_tail(source, end, last_line, is_whole=size == len(end)))
     return Logs(tuple(events), tuple(tails), dropped, tuple(printed), tuple(problems), num_bytes)
 
 
 def _read_evidence(
-    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], open_tracebacks: dict[object, int]
+    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], quoted: QuotedCode, place: int
 ) -> list[LogEvent]:
     """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing.
 
     Args:
-        open_tracebacks: writers of tracebacks that have begun, and how many characters precede each of their lines.
-            Stacks that a program prints have no exception.
+        quoted: what its source has said of tracebacks.
+        place: where the line begins in its source.
     """
     events = read_events(line, [patterns[index] for index in hit.patterns])
     if not events:
@@ -206,13 +216,13 @@ def _read_evidence(
     writer = writer_of(line)
     if 'File "' in line.text and any(event.kind == "frame" for event in events):
         events = [event for event in events if event.sign is None]  # the words of a path show no cause
-        if writer in open_tracebacks and (last := find_end(line, hit, chunk)):
-            raised = read_exception(last.text[open_tracebacks.pop(writer) :], _exception())
+        if writer in quoted.margins and (last := find_end(line, hit, chunk)):
+            raised = read_exception(last.text[quoted.margins.pop(writer) :], _exception())
             if raised and not _exception().search(last.text):
                 events.append(LogEvent("exception", last, raised))
     elif "Traceback (" in line.text:
-        open_tracebacks[writer] = line.text.index("Traceback (")
-    elif is_code_of_frame(line, hit, chunk, open_tracebacks.get(writer, 0)):
+        quoted.margins[writer] = line.text.index("Traceback (")
+    elif quoted.covers(line, hit, chunk, place):
         return []
     elif events[0].sign is not None and is_code(line.text):  # signs stand before marks
         return [event for event in events if event.sign is None]
@@ -242,6 +252,12 @@ class _Kept:
         latest = self._latest.setdefault(event.kind, deque(maxlen=self._last))
         self.dropped += len(latest) == self._last
         latest.append((next(self._counter), event))
+
+    def complete(self, event: LogEvent) -> None:
+        """Put what a joined line says in the place of what its first part says, which a screen cut."""
+        for index, (order, kept) in enumerate(first := self._first[event.kind]):
+            if kept.line.number == event.line.number and len(kept.values) < len(event.values):
+                first[index] = order, event
 
     def kinds(self) -> frozenset[str]:
         return frozenset(self._first)

@@ -1,18 +1,47 @@
-"""Joins the lines of a log that a terminal cut at the width of its screen. Pure.
+r"""Undoes what mails, loggers and terminals did to the lines of a log: a margin, and cuts at a screen's width. Pure.
 
-unwrap(data)                        # keeps the numbers of lines
+    strip = find_margin(data)           # every line begins with `> `, `| `, `[stderr] `, `INFO: `, `train | `
+    unwrap(data)                        # lines that a terminal cut, joined
+
+Both keep the numbers of lines.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
+from allranks.why.logs.formats import LineWriter, read_prefixes
+
+_HEAD_BYTES = 1 << 13
+"""All lines that begin here must have a margin."""
+_MARGIN = re.compile(
+    r"[ \t]{1,16}|\d?[>|#*$%-]{1,2} ?|\[[A-Za-z]{2,12}\] ?|[A-Za-z][A-Za-z.-]{1,15} ?\| "
+    r"|(?:std(?:out|err)|out|err|log|DEBUG|INFO|WARN(?:ING)?|ERROR): "
+)
+"""No number, since that may be of a rank, a node, a process or a time; no name of a program, as in `srun: `."""
 MAX_WRAPPED_BYTES = 1 << 16
 """Larger logs come from files, not from screens."""
 _WIDTHS = range(60, 400)
 _LEAST = 3
 """Minimum number of different lines with full width."""
 _BEGINNING = 4
+
+
+def find_margin(data: bytes) -> Callable[[bytes], bytes] | None:
+    """Return what strips the margin from chunks of a log that begins with this; None: there is none.
+
+    A margin is not known by its form alone, but because the first lines all have it. Prefixes that `formats.toml` has
+    stay, since they tell who wrote a line.
+    """
+    lines = [line for line in data[:_HEAD_BYTES].split(b"\n") if line.strip()]
+    first = lines[0].decode("ascii", errors="replace") if lines else ""
+    if (match := _MARGIN.match(first)) is None or read_prefixes(first, LineWriter()):
+        return None
+    margin = match[0].encode()
+    if not all(margin.startswith(line[: len(margin)]) for line in lines):  # the last one may be cut
+        return None
+    return lambda data: data.removeprefix(margin).replace(b"\n" + margin, b"\n")
 
 
 def unwrap(data: bytes) -> bytes:

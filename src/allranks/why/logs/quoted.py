@@ -1,6 +1,6 @@
 """Which lines of a log are source code: below a frame of a traceback, at a prompt, of a shell with -x? Pure.
 
-    is_code_of_frame(line, hit, chunk, 0)       # True: `    if "CUDA out of memory" in str(error):`
+    QuotedCode().covers(line, hit, chunk, 0)    # True: `    if "CUDA out of memory" in str(error):`
     find_end(line, hit, chunk)                  # a frame: the line that ends its traceback, if no other frame follows
 
 Python prints below `  File "train.py", line 88, in main` the source of that line, indented more than the frame; since
@@ -17,7 +17,7 @@ from allranks.why.logs.match import Hit
 from allranks.why.logs.read import Chunk
 
 MAX_BETWEEN = 16 << 10
-"""Bytes of other writers between a frame and its code."""
+"""Bytes that are read for a line of code: from the last one on, or from its frame."""
 MAX_AHEAD = 16
 """Number of lines after a frame in which its traceback may end."""
 _ENDS_TRACEBACK = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*(?!Exception$)[A-Z]\w*[a-z]\w*)(?:: ?(?P<text>.*))?$")
@@ -45,22 +45,42 @@ def is_code(text: str) -> bool:
     return _CODE.match(text.lstrip()) is not None
 
 
-def is_code_of_frame(line: Line, hit: Hit, chunk: Chunk, margin: int) -> bool:
-    """Whether a line is code below a frame: all that its writer said since then is indented more than the frame.
+class QuotedCode:
+    """Follows the tracebacks of one source: a line is read once, however many ranks print theirs at once."""
 
-    Args:
-        margin: number of characters before each line of the writer's traceback: of `> `, of a time; mostly 0.
-    """
-    before = chunk.data[max(0, hit.begin - MAX_BETWEEN) : hit.begin]
-    if not (indent := _indent(line.text[margin:])) or b'File "' not in before:
-        return False
-    for raw in reversed(_BREAK.split(before)):
-        if raw.strip() and writer_of(other := read_line(raw, line.source, line.number)) == writer_of(line):
-            if _FRAME.match(other.text[margin:].lstrip(_MARGIN)):
-                return _indent(other.text[margin:]) < indent
-            if not (indent := min(indent, _indent(other.text[margin:]))):
-                return False
-    return False
+    def __init__(self) -> None:
+        self.margins: dict[object, int] = {}
+        """Writers of tracebacks that have begun, and how many characters precede each of their lines: of a time, mostly
+        none. Stacks that a program prints have no exception."""
+        self._frames: dict[object, int] = {}
+        """Writers who said only code since their last frame, and how far that is indented."""
+        self._place = 0
+
+    def covers(self, line: Line, hit: Hit, chunk: Chunk, place: int) -> bool:
+        """Whether a line is code below a frame: all that its writer said since then is indented more than the frame.
+
+        Args:
+            place: where the line begins in its source.
+        """
+        if not (indent := self._indent(line)):
+            return False
+        if place - self._place > MAX_BETWEEN:
+            self._frames.clear()
+        unread = chunk.until(hit.begin, min(place - self._place, MAX_BETWEEN))
+        self._place = place
+        for raw in _BREAK.split(unread) if self._frames or b'File "' in unread else ():
+            if raw.strip():
+                other = read_line(raw, line.source, line.number)
+                writer = writer_of(other)
+                if _FRAME.match(other.text[self.margins.get(writer, 0) :].lstrip(_MARGIN)):
+                    self._frames[writer] = self._indent(other)
+                elif writer in self._frames and self._indent(other) <= self._frames[writer]:
+                    del self._frames[writer]
+        return indent > self._frames.get(writer_of(line), indent)
+
+    def _indent(self, line: Line) -> int:
+        text = line.text[self.margins.get(writer_of(line), 0) :]
+        return len(text) - len(text.lstrip(_MARGIN))
 
 
 def find_end(line: Line, hit: Hit, chunk: Chunk) -> Line | None:
@@ -90,7 +110,3 @@ def read_exception(text: str, named: re.Pattern[str]) -> dict[str, str] | None:
 def writer_of(line: Line) -> object:
     """Return what tells the writers of one source apart."""
     return line.node, line.pod, line.rank, line.local_rank, line.pid
-
-
-def _indent(text: str) -> int:
-    return len(text) - len(text.lstrip(_MARGIN))

@@ -4,7 +4,7 @@
         chunk.data, chunk.first_line, chunk.offset
 
 Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes,
-logs of JSON objects (`records.py`).
+logs of JSON objects (`records.py`), what was pasted (`pasted.py`).
 Memory is a few chunks, for any size; zstd's window may add 128 MiB. Of a damaged or truncated file, the readable part
 is read, and `problems` gets a line about the rest.
 """
@@ -12,6 +12,7 @@ is read, and `problems` gets a line about the rest.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import io
 import itertools
 import os
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
+from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.records import find_json
 
 if TYPE_CHECKING:
@@ -34,14 +36,13 @@ UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 CHUNK_BYTES = 2 << 20
 """With 4 MiB, the memory allocator gives each chunk back to the kernel, which costs a quarter of the rate."""
 OVERLAP_BYTES = 4 << 10
+BEFORE_BYTES = 1 << 15
 COUNT_BYTES = 1 << 15
 """Newlines are counted in blocks of this many bytes."""
 _SAMPLE_BYTES = 1 << 10
 _SHORT_LINE_BYTES = 32
 _BLOCK_BYTES = 1 << 18
 """Bytes that are read at a time."""
-_FED_BYTES = 512
-"""Bytes that are unpacked at a time: 16 MiB of zeros are the largest result."""
 _ZSTD_WINDOW_BYTES = 1 << 27
 _GZIP = 31
 """zlib: a gzip header, and the largest window."""
@@ -60,18 +61,25 @@ class Chunk:
     """Whole lines of a source; part of one if it is longer than a chunk."""
 
     data: bytes
-    """CHUNK_BYTES and the rest of a line, before the JSON of its lines is decoded. The second part of a cut line begins
+    """CHUNK_BYTES and the rest of a line, before its lines are decoded. The second part of a cut line begins
     with the last OVERLAP_BYTES before the cut."""
     first_line: int
     """Number of its first line, from 1. Only a newline ends a line."""
     offset: int
     """Position of data[0] in the stream, unpacked and in UTF-8."""
+    before: bytes = b""
+    """The last BEFORE_BYTES of the chunk before, decoded: what a line means may stand there."""
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
         """Number of newlines before each block of COUNT_BYTES, and in total."""
         blocks = (self.data[at : at + COUNT_BYTES] for at in range(0, len(self.data), COUNT_BYTES))
         return (0, *itertools.accumulate(map(_count_newlines, blocks)))
+
+    def until(self, position: int, size: int) -> bytes:
+        """Return so many bytes before data[position], fewer if they are more than BEFORE_BYTES before the chunk."""
+        begin = position - size
+        return self.data[begin:position] if begin >= 0 else self.before[begin:] + self.data[:position]
 
     @property
     def num_newlines(self) -> int:
@@ -109,7 +117,7 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
     try:
         with open(source.path or 0, "rb", closefd=source.path is not None) as file:
             os.set_blocking(file.fileno(), True)  # standard input that somebody made non-blocking
-            yield from _to_text(_cut(_open_stream(file, note)))
+            yield from _cut(_open_stream(file, note))
     except IsADirectoryError:
         note("cannot list this directory")
     except OSError as exc:
@@ -126,34 +134,31 @@ def read_head(path: str, size: int) -> bytes:
         return _open_stream(file, lambda _: None).read(size)
 
 
-def _to_text(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Decode the lines of a log if its first chunk shows that they are JSON objects."""
-    for first in chunks:
-        decode = find_json(first.data)
-        for chunk in itertools.chain((first,), chunks):
-            yield Chunk(decode(chunk.data), chunk.first_line, chunk.offset) if decode else chunk
-
-
 def _cut(stream: io.BufferedReader) -> Iterator[Chunk]:
-    """Split a stream into chunks."""
+    """Split a stream into chunks; decode their lines as the first one shows: JSON objects, a margin."""
+    decode: Callable[[bytes], bytes] | None = None
     blocks = iter(partial(stream.read, _BLOCK_BYTES), b"")
-    overlap = b""
+    overlap = before = first = b""
     offset, line = 0, 1
     while parts := list(itertools.islice(blocks, CHUNK_BYTES // _BLOCK_BYTES)):
-        chunk = Chunk(b"".join((overlap, *parts, stream.readline(_BLOCK_BYTES))), line, offset - len(overlap))
+        data = b"".join((overlap, *parts, stream.readline(_BLOCK_BYTES)))
+        first = first or data  # kept: else the allocator gives pages back after each chunk, 8% of the rate
+        decode = decode or find_json(data) or find_margin(data) or bytes
+        chunk = Chunk(decode(data), line, offset - len(overlap), before)
         yield chunk
         line += chunk.num_newlines
-        offset = chunk.offset + len(chunk.data)
-        overlap = b"" if chunk.data.endswith(b"\n") else chunk.data[-OVERLAP_BYTES:]
+        offset = chunk.offset + len(data)
+        overlap = b"" if data.endswith(b"\n") else data[-OVERLAP_BYTES:]
+        before = chunk.data[-BEFORE_BYTES:]
 
 
 # --- Compression ---------------------------------------------------------------------------------------------------
 
-_PACKINGS: tuple[tuple[bytes, str, Callable[[], Any]], ...] = (
-    (GZIP_MAGIC, "gzip", lambda: zlib.decompressobj(_GZIP)),
-    (ZSTD_MAGIC, "zstd", zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj),
+_PACKINGS: tuple[tuple[bytes, str, Callable[[], Any], int], ...] = (
+    (GZIP_MAGIC, "gzip", lambda: zlib.decompressobj(_GZIP), 1 << 14),
+    (ZSTD_MAGIC, "zstd", zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj, 1 << 9),
 )
-"""First bytes, name, and what unpacks."""
+"""First bytes, name, what unpacks, and how many bytes it gets at a time: 16 MiB of zeros are the largest result."""
 
 
 class _Blocks(io.RawIOBase):
@@ -176,9 +181,9 @@ class _Blocks(io.RawIOBase):
 
 def _open_stream(stream: io.BufferedReader, note: Callable[[str], None]) -> io.BufferedReader:
     """Return the text of a file, unpacked and in UTF-8; `note` is called with a text about what cannot be read."""
-    for magic, name, new in _PACKINGS:
+    for magic, name, new, size in _PACKINGS:
         if stream.peek().startswith(magic):
-            stream = io.BufferedReader(_Blocks(_unpack(stream, name, new, note)))
+            stream = io.BufferedReader(_Blocks(_unpack(stream, name, new, size, note)))
             break
     if stream.peek().startswith(UTF16_MARKS):
         texts = codecs.iterdecode(iter(partial(stream.read, _BLOCK_BYTES), b""), "utf-16", errors="replace")
@@ -187,17 +192,20 @@ def _open_stream(stream: io.BufferedReader, note: Callable[[str], None]) -> io.B
 
 
 def _unpack(
-    stream: io.BufferedReader, name: str, new: Callable[[], Any], note: Callable[[str], None]
+    stream: io.BufferedReader, name: str, new: Callable[[], Any], size: int, note: Callable[[str], None]
 ) -> Iterator[bytes]:
     unpacker = new()
     try:
-        while block := stream.read(_FED_BYTES):
+        while block := stream.read(size):
             # Files may be concatenated; tapes and some file systems pad.
             while block := block.lstrip(b"\0") if unpacker.eof else block:
                 unpacker = new() if unpacker.eof else unpacker
+                before: Any = unpacker.copy() if name == "gzip" else None
                 yield unpacker.decompress(block)
                 block = unpacker.unused_data
     except (zlib.error, zstandard.ZstdError) as exc:
+        with contextlib.suppress(zlib.error):  # zlib returns nothing from a failed call
+            yield from (before.decompress(block[at : at + 1]) for at in range(len(block) if before else 0))
         note(f"its {name} data is damaged, the rest was not read: {exc}")
         return
     if not unpacker.eof:

@@ -97,8 +97,8 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
             found = [source for path in paths for source in look_at(path, show_target=show_target)]
         if not found:
             raise UsageError(
-                f"{target}: contains no log; expected text, plain or compressed with gzip or zstd; in a directory, "
-                "code and hidden files are skipped"
+                f"{target}: contains no log; expected text, plain or compressed with gzip or zstd"
+                + ("; in a directory, code and hidden files are skipped" if any(map(os.path.isdir, paths)) else "")
             )
         sources += found
     return keep_first(sources)
@@ -119,9 +119,21 @@ def list_jobs(sources: Iterable[Source]) -> list[str]:
 
 
 def find_paths(pattern: str) -> list[str]:
-    """Return the paths that match a pattern and exist, in the order of their numbers."""
-    found = glob.glob(pattern, recursive=True)  # noqa: PTH207  (absolute ones, too)
-    return sorted(filter(os.path.exists, found), key=natural_key)
+    """Return the paths that match a pattern and exist, in the order of their numbers, links last."""
+    found = set(_expand(re.sub(r"(^|/)\*\*$", r"\1**/*", pattern)))
+    return sorted(filter(os.path.exists, found), key=lambda path: (os.path.islink(path), natural_key(path)))  # noqa: PTH114
+
+
+def _expand(pattern: str) -> Iterator[str]:
+    """Yield the paths that match; `**/` is any number of folders, but no links, which may lead in circles."""
+    parts = re.fullmatch(r"(?s)(|.*?/)\*\*/(.*)", pattern)
+    if parts is None:
+        yield from glob.glob(pattern)  # noqa: PTH207  (absolute ones, too)
+        return
+    for top in glob.glob(parts[1]) if parts[1] else ["."]:  # noqa: PTH207
+        for folder, folders, _ in os.walk(top):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            yield from _expand(glob.escape(inside(folder)) + parts[2])
 
 
 def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
@@ -155,22 +167,28 @@ def inside(folder: str) -> str:
 
 
 def walk(top: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield files below a directory, each folder once, before links to folders; at the end, what cannot be listed."""
+    """Yield files below a directory, each folder once; at the end, what cannot be listed.
+
+    Links come after all folders, so that files keep their own names.
+    """
     seen: set[str] = set()
     failed: list[str] = []  # the error is reported when it is read
-    for folder, folders, names in os.walk(top, onerror=lambda exc: failed.append(exc.filename), followlinks=True):
-        if (real := os.path.realpath(folder)) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        before = inside(folder)
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in NO_LOGS_BELOW]
-        folders.sort(key=lambda name: (os.path.islink(before + name), natural_key(name)))  # noqa: PTH114
-        for name in sorted(names, key=natural_key):
-            with contextlib.suppress(OSError):  # removed since
-                status = os.stat(before + name)  # noqa: PTH116
-                if not name.startswith(".") and stat.S_ISREG(status.st_mode) and is_wanted(before + name):
-                    yield before + name, status
+    tops = [top]
+    for start in tops:  # links are added behind it
+        for folder, folders, names in os.walk(start, onerror=lambda exc: failed.append(exc.filename)):
+            if (real := os.path.realpath(folder)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            before = inside(folder)
+            shown = (name for name in folders if not name.startswith(".") and name not in NO_LOGS_BELOW)
+            folders[:] = sorted(shown, key=natural_key)
+            tops += [before + name for name in folders if os.path.islink(before + name)]  # noqa: PTH114
+            for name in sorted(names, key=lambda name: (os.path.islink(before + name), natural_key(name))):  # noqa: PTH114
+                with contextlib.suppress(OSError):  # removed since
+                    status = os.stat(before + name)  # noqa: PTH116
+                    if not name.startswith(".") and stat.S_ISREG(status.st_mode) and is_wanted(before + name):
+                        yield before + name, status
     for folder in failed:
         yield folder, None
 
