@@ -69,7 +69,8 @@ def is_reason(item: Item) -> bool:
 
 def may_crash_it(reason: Item, effect: Item) -> bool:
     """Whether a crash may have followed from a loss of its own process: one on its machine, reported before."""
-    return reason.who.compare_machines(effect.who) is Same.YES and sooner(reason, effect)
+    is_near = reason.who.compare_machines(effect.who) is Same.YES
+    return is_near and reason.who.compare(effect.who) is Same.UNKNOWN and sooner(reason, effect)
 
 
 def is_same_told(reason: Item, effect: Item) -> bool:

@@ -72,8 +72,9 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
     for item in items:
         if item.sort is Sort.PROGRESS:
             continue
-        interfaces = () if item.kind in _HARD_ENDS else (None, item.fact.interface)
-        own = [_JOB, *((item.process, interface) for interface in interfaces)]
+        own = [_JOB, (item.process, None), (item.process, item.fact.interface)]
+        if item.kind in _HARD_ENDS:
+            own = [_JOB] if _is_of_nobody(item) else []
         is_raised = item.kind is FactKind.RAISED
         end = ends.get(item.process)
         # A process that ends with an exception prints what it had buffered below it.
@@ -99,3 +100,9 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         item.is_weak = item.is_doubted or (is_likely and item.process not in ends)
         item.is_real &= not item.is_weak
     return survived
+
+
+def _is_of_nobody(item: Item) -> bool:
+    """Whether the kernel or the scheduler ended some process, and nobody says that it was one of the job's ranks."""
+    is_seen = item.kind is FactKind.ENDED and item.fact.said in {Said.KERNEL, Said.SCHEDULER}
+    return is_seen and (item.who.rank, item.who.local_rank) == (None, None)

@@ -108,7 +108,7 @@ class Attempts:
                     self._note(line, line.node)
                 elif _last(ended, line.node, begun) is not None:
                     repeated = repeated if is_other else min(repeated, line.number)
-                    if fails_again:
+                    if fails_again and not self._is_of_another_file(line):
                         self._unsure[shown] = line.number
         first = min((event.line.number for event in events if event.kind not in _STARTS), default=sys.maxsize)
         if (shown, None) not in self._begun and (number := _find_fall(steps, first, repeated)) is not None:
@@ -119,15 +119,21 @@ class Attempts:
                     self._begun.setdefault((shown, event.line.node), [])
 
     def _is_later(self, event: LogEvent, end: Line) -> bool:
-        """Whether a line of a start was written after an end; a script's own words may have been buffered.
+        """Whether a line of a start was written after an end; a script's own words may have been buffered."""
+        is_later = self._times.of(end).is_before(self._times.of(event.line)) or event.kind == "started"
+        return is_later and (_REQUEUE.search(end.text) is not None or not self._is_of_another_file(event.line))
 
-        Where the times of a file go back there, it is several files, one behind the other.
-        """
-        when, before = self._times.of(event.line), self._times.of(end)
-        above = (other.line for other in self._logs.events if other.line.source == event.line.source)
-        if any(when.is_before(self._times.of(line)) for line in above if line.number < event.line.number):
-            return False
-        return before.is_before(when) or event.kind == "started"
+    def _is_of_another_file(self, line: Line) -> bool:
+        """Whether several files stand one behind the other: times go back there, or other nodes' launchers report."""
+        when = self._times.of(line)
+        above = (other.line for other in self._logs.events if other.line.source == line.source)
+        if any(when.is_before(self._times.of(other)) for other in above if other.number < line.number):
+            return True
+        hosts: tuple[set[str], set[str]] = set(), set()
+        for told in self._logs.of("failure-host"):
+            if told.line.source == line.source:
+                hosts[told.line.number > line.number].add(told.values["node"])
+        return all(hosts) and hosts[0].isdisjoint(hosts[1])
 
     def _fails_otherwise(self, line: Line) -> bool:
         """Whether another script, or file of the user's, fails below a line."""
@@ -165,22 +171,23 @@ class Attempts:
 
 
 def _find_fall(steps: Sequence[Line], end: int, repeated: int) -> int | None:
-    """Return the first line below an end in which a rank makes a lower step than above it; None: there is none.
+    """Return the last line below an end in which a rank makes a lower step than above it; None: there is none.
 
     Late output of another rank does so, too: a writer without a rank counts only below a repeated line of a start.
     """
     last: dict[object, tuple[int, int | None]] = {}
+    found: int | None = None
     for line in steps:
         is_known = (line.rank, line.local_rank) != (None, None) or not end < line.number < repeated
         if (match := NUMBER.search(line.text)) is None or not is_known:
             continue
         who, number = (line.rank, line.local_rank, line.node), int(match[1])
         before, pid = last.get(who, (number, None))
-        if line.number < end:
+        if line.number > end and number < before and (pid is None or pid != line.pid):
+            found = line.number
+        if line.number < end or found is not None:
             last[who] = number, line.pid
-        elif number < before and (pid is None or pid != line.pid):
-            return line.number
-    return None
+    return found
 
 
 def _last(ends: Mapping[str | None, Line], node: str | None, begun: int) -> Line | None:
