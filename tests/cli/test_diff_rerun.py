@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from allranks.cli import diff
 from allranks.cli.diff import describe_outcome
 from allranks.cli.main import cli
-from allranks.launch.rerun import RerunOutcome, command_of, find_refusal, find_start, restore_words
+from allranks.launch.rerun import RerunOutcome, command_of, find_refusal, find_start, read_machine, restore_words
 from allranks.model.errors import UsageError
 from allranks.state.truth.parting import Differing, Parting
 from allranks.state.truth.trace_file import FOLDER, TraceRow, file_name, to_bytes
@@ -52,6 +52,8 @@ def test_another_torch_hardware_or_script_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, hardware="A100") == "it ran on 2 x A100, here is 2 x H200"
     three = [TraceRow(0, {}, about(tmp_path, hardware="H200", world_size=3))]
     assert find_refusal(dict.fromkeys(range(3), three), 0, HERE) == "it ran on 3 x H200, here is 2 x H200"
+    here = HERE | {"hardware": "H200"}
+    assert find_refusal(dict.fromkeys(range(3), three), 0, here) == "it ran on 3 x H200, here is 2 x H200"
     assert refusal(tmp_path, script="/gone/train.py") == "its script /gone/train.py is not there"
     assert refusal(tmp_path, text="5eed") == f"its script {tmp_path}/train.py was edited since"
     later = "its record is of a later track() in its script; only the first one can be run again"
@@ -190,6 +192,28 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def test_two_sessions_of_one_script_are_equal(runs: Runs) -> None:
     told = runs.call("diff", str(runs.get("")), str(runs.get("", again="2")), "--replay", "--yes")
     assert told == "no difference up to step 6; 5 recorded steps compared\n"
+
+
+@pytest.mark.torch
+def test_a_replay_that_ends_before_its_steps_is_an_error(runs: Runs, tmp_path: Path) -> None:
+    """The script does nothing, as one does that finds its training done."""
+    told = about(tmp_path, **read_machine(), arguments="")
+    for name, number in (("a", 1), ("b", 2)):
+        (tmp_path / name / FOLDER).mkdir(parents=True)
+        rows = [TraceRow(4 * step, {"part/model": step * number}, told) for step in (0, 1)]
+        (tmp_path / name / FOLDER / file_name(0)).write_bytes(to_bytes(rows))
+        (tmp_path / name / FOLDER / file_name(1)).write_bytes(to_bytes(rows))
+    command = allranks_command("diff", str(tmp_path / "a"), str(tmp_path / "b"), "--replay", "--yes")
+    done = subprocess.run(command, **runs.told, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 78, done.stdout
+    assert "ended with exit code 0 before step 4; the last lines of its output are above" in done.stderr
+
+
+@pytest.mark.by_hand
+def test_a_loop_that_both_runs_left_by_break_has_its_last_step(runs: Runs) -> None:
+    places = [str(runs.get(plant)) for plant in ("break", "break-draw")]
+    said = runs.call("diff", *places, "--replay", "--yes", codes=(1,))
+    assert "first difference in step 3: aten.rand.default (rank 1, planted.py:" in said
 
 
 @pytest.mark.torch

@@ -48,13 +48,15 @@ def main(steps: int, plant: str = "") -> None:
         for step in state.steps(DataLoader(data, batch_sampler=sampler), total=steps):
             with step as batch:
                 net.step = step.number
-                if plant == "draw" and step.number == FROM and s.rank == 1:
+                if plant in ("draw", "break-draw") and step.number == FROM and s.rank == 1:
                     torch.rand(1)
                 if plant == "chance" and step.number == FROM:
                     torch.seed()
                 model(batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
+            if plant.startswith("break") and step.number == FROM:
+                break
 
 
 if __name__ == "__main__":

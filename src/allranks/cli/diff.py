@@ -156,9 +156,10 @@ def _run_again(
     machine, line = rerun.read_machine(), ProgressLine()
     starts = rerun.find_start(places, parting.since)
     runs = list[rerun.StartedRun]()
-    for letter, record, about, start in zip("AB", records, abouts, starts or (None, None), strict=True):
+    for letter, record in zip("AB", records, strict=True):
         if why := rerun.find_refusal(record, parting.until, machine):
             raise UsageError(f"diff --replay: run {letter} cannot be run again here: {why}")
+    for letter, record, about, start in zip("AB", records, abouts, starts or (None, None), strict=True):
         words = rerun.restore_words(letter, about["arguments"], os.environ, _ask if can_ask else None)
         runs.append(rerun.StartedRun(letter=letter, words=words, record=record, about=about, checkpoint=start))
     origin = f"the checkpoints of {starts[0].name.replace('_', ' ')}" if starts else "step 0 (they share no checkpoint)"

@@ -52,8 +52,9 @@ _OF_PLACE = ("ALLRANKS_BACKEND", "CUDA_VISIBLE", "GLOO_SOCKET", "NCCL_IB", "NCCL
 _PROBE = """
 import json, torch
 from allranks.state.truth.trace import describe_machine
+machine = describe_machine()  # first: it names the GPU once CUDA is initialized
 names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-print(json.dumps({**describe_machine(), "torch": str(torch.__version__), "gpus": names}))
+print(json.dumps({**machine, "torch": str(torch.__version__), "gpus": names}))
 """
 
 
@@ -113,7 +114,7 @@ def find_refusal(record: Record, step: int, here: Mapping[str, Any]) -> str | No
             return f"it had {name} {about[name]}, here is {here[name]}"
     ranks = [rank for rank in record if rank < about["world_size"]]
     devices, own = (Counter(row_at(record[rank], step).about["hardware"] for rank in ranks), Counter(here["gpus"]))
-    if any(name != here["hardware"] for name in devices - own):
+    if any(name in here["gpus"] or name != here["hardware"] for name in devices - own):
         told = [", ".join(f"{num} x {name}" for name, num in some.items()) for some in (devices, own)]
         return f"it ran on {told[0]}, here is {told[1] or here['hardware']}"
     script = Path(about["script"])
@@ -240,13 +241,14 @@ def _run_both(
         for run, plan in zip(runs, plans, strict=True):
             processes.append(_start(run, plan))
             left.callback(end_srun, processes[-1])
-        while any(process.poll() is None for process in processes):
+        codes: list[int | None] = [None]
+        while None in codes:
             inbox.check()
+            codes = [process.poll() for process in processes]
             at = [(find_regular(Path(plan.folder) / "at", at_most=64) or b"-").decode() for plan in plans]
-            show(f"run A at step {at[0]}, run B at step {at[1]} of {plans[0].until}")
-            time.sleep(TICK_S)
-            for run, plan, process in zip(runs, plans, processes, strict=True):
-                if code := process.poll():
+            show(f"run A at step {at[0]}, run B at step {at[1]} of {steps.stop}")
+            for run, plan, code, step in zip(runs, plans, codes, at, strict=True):
+                if code or (code == 0 and step != str(plan.until)):
                     said = find_regular(Path(plan.folder) / "output", at_most=64 << 20) or b""
                     for line in said.decode(errors="replace").splitlines()[-WORDS:]:
                         print_error(printable(line))
@@ -254,6 +256,7 @@ def _run_both(
                         f"diff --replay: run {run.letter} ended with exit code {code} before step {plan.until}; the "
                         "last lines of its output are above"
                     )
+            time.sleep(TICK_S)
     return plans
 
 

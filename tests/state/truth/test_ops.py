@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 from allranks.state.truth import ops
@@ -118,6 +119,20 @@ def test_a_number_is_not_kept_over_a_write(write: Callable[[torch.Tensor], objec
     found = record(script)
     assert by_name(found, "exp").inputs[0].number != by_name(found, "cos").inputs[0].number
     assert by_name(found, "cos").inputs == by_name(record(x.cos), "cos").inputs
+
+
+def test_what_the_receiver_of_a_broadcast_has_left_does_not_count() -> None:
+    """A process group of one rank; that its root is another rank is what the operation is told."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group, form = dist.group.WORLD.boxed(), ops._form_of(torch.ops.c10d.broadcast_.default)
+        is_given = [ops._only_receives(form, {"process_group": group, "root_rank": root}) for root in (0, 1)]
+        found = record(lambda: dist.broadcast(torch.ones(2), 0))
+    finally:
+        dist.destroy_process_group()
+    assert is_given == [False, True]
+    (sent,) = [own for own in found if own.is_collective]
+    assert [value.form for value in sent.inputs] == ["float32[2]"]
 
 
 def test_generators_are_recorded_where_random_numbers_are_drawn() -> None:

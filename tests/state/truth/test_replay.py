@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import random
 import re
 from pathlib import Path
@@ -378,6 +379,21 @@ def test_gradients_of_what_is_not_tracked_are_refused_since_nobody_puts_them_bac
     assert try_out(f, life.batch, whole, synchronized, set()) == ""
     also_optimized = Parts({"model": life.model, "sgd": torch.optim.SGD(other.parameters())})
     assert try_out(f, life.batch, also_optimized, synchronized, set()) == ""
+
+
+def test_tensors_that_come_and_go_with_gradients_of_their_own_are_no_reason_to_refuse():
+    life, kept, old = Life(), dict[str, torch.Tensor](), torch.nn.Linear(1, 1)
+    old(torch.ones(1)).backward()
+    old.itself = [old]  # an earlier model, which the collector finds in f
+    old = None
+
+    def f(batch: dict[str, Any]) -> None:
+        gc.collect()
+        x = batch["x"].clone().requires_grad_()
+        life.model(x).sum().backward()
+        kept["x"] = x  # a saliency map
+
+    assert try_out(f, life.batch, life.parts, synchronized, set()) == ""
 
 
 class FullyShardedDataParallel(torch.nn.Linear):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from allranks.model.membership import Membership
+from allranks.state.truth.contents import Contents
 from allranks.state.truth.parting import find_parting
 from allranks.state.truth.trace import Trace
 from allranks.state.truth.trace_file import (
@@ -75,6 +76,20 @@ def test_equal_runs_have_equal_rows_also_where_batches_are_objects(tmp_path: Pat
     assert (parting.until, parting.last, parting.num_steps) == (None, 4, 5)
 
 
+def test_objects_that_refer_to_each_other_are_read_once() -> None:
+    class Doc:
+        def __init__(self) -> None:
+            self.words = [Thing(torch.full((2,), at), self) for at in range(500)]
+
+    found = Contents.of({"batch": [Doc()]})
+    (texts,) = found.texts.values()
+    assert (len(found.tensors), len(texts)) == (500, 500)
+    assert {text.partition("=")[2] for text in texts} == {"batch/0"}
+    ring: list[Any] = [1]
+    ring.append({"ring": ring})
+    assert len(Contents.of({"batch": ring}).texts["batch/numbers"]) < 50
+
+
 def test_a_resume_cuts_what_lies_behind_its_step(tmp_path: Path) -> None:
     train(tmp_path, range(8), strike=5)
     train(tmp_path, range(5, 7))
@@ -116,7 +131,17 @@ def test_a_torn_write_costs_the_rows_that_it_tore(cut: int) -> None:
     kept = parse_rows(data)
     assert kept == rows[: len(kept)]
     assert 20 - 1 - cut // 30 <= len(kept) < 20
-    assert parse_rows(data + to_bytes(rows[-1:], rows[-1].about)) == [*kept, rows[-1]]
+    assert parse_rows(data + to_bytes(rows[-1:], rows[0])) == [*kept, rows[-1]]
+
+
+def test_rows_below_a_damaged_object_do_not_count() -> None:
+    first, second = ([TraceRow(step, {"a": step}, {"torch": torch}) for step in steps]
+                     for torch, steps in (("2.12", (0, 1)), ("2.13", (2, 3))))  # fmt: skip
+    data = to_bytes([*first, *second])
+    assert parse_rows(data) == [*first, *second]
+    assert parse_rows(data.replace(b"2.13", b"2.33")) == first
+    assert parse_rows(data.replace(b"2.12", b"2.22")) == second
+    assert parse_rows(data[:-1] + to_bytes(second[1:], second[0])) == [*first, *second]
 
 
 def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
@@ -141,6 +166,11 @@ def test_another_version_is_refused(tmp_path: Path, name: str, line: bytes, why:
     (tmp_path / FOLDER / name).write_bytes(b"%08x %s" % (zlib.crc32(line), line))
     with pytest.raises(OtherFormatError, match=why):
         read_record(tmp_path)
+
+
+def test_a_record_that_nobody_may_read_is_none_of_another_version(tmp_path: Path) -> None:
+    (tmp_path / FOLDER / "rank_00000.jsonl").mkdir(parents=True)
+    assert read_record(tmp_path) == {}
 
 
 def test_a_directory_that_takes_nothing_costs_the_record_only(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
     begin_setup()              in session(): records from here to the first step, if the plan says so
     RerunTracked(parts, ...)   in place of Tracked: each step has a row in the record
 
-It begins at the only checkpoint in the plan's folder, else at step 0, and ends with 0 at the boundary `until`.
+It begins at the only checkpoint in the plan's folder, else at step 0, and ends with 0 at the boundary `until`. Saves
+have rows, as in the first run; so has a loop that was left by `break`.
 """
 
 from __future__ import annotations
@@ -69,9 +70,11 @@ class RerunTracked(Tracked):
                 continue
             recorder = OpRecorder(self._modules, step.number)
             recorder.begin(step.batches)
-            with recorder:
-                yield step
-            self._write(recorder)
+            try:
+                with recorder:
+                    yield step
+            finally:  # also after a `break`
+                self._write(recorder)
 
     def save(self, **values: Any) -> bool:
         """Do what a save does to the training, and save nothing."""
@@ -83,6 +86,8 @@ class RerunTracked(Tracked):
     def _save(self, patience_s: float | None = None) -> Stall:
         self._averaging.synchronize()
         self._saved = self._place
+        if self._trace.is_of_first_call:
+            self._record()
         return Stall(0.0, 0.0)
 
     def _boundary(self) -> None:
@@ -91,6 +96,13 @@ class RerunTracked(Tracked):
             recorder.__exit__(None, None, None)
             self._write(recorder)
         super()._boundary()
+        self._record()
+        if self.step >= self._plan.until:
+            self._saved = self._place
+            self._trace.flush()
+            raise SystemExit(0)
+
+    def _record(self) -> None:
         is_over = self.step >= self._plan.until
         if self._membership.is_leader and (is_over or time.monotonic() - self._told_s >= TOLD_EVERY_S):
             self._told_s = time.monotonic()
@@ -98,10 +110,6 @@ class RerunTracked(Tracked):
         if self.step >= self._plan.first:
             self._comparing.measure()  # a row of its own, check or not
             self._note(is_saved=True)
-        if is_over:
-            self._saved = self._place
-            self._trace.flush()
-            raise SystemExit(0)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
         return {f"{part}.{name}".rstrip("."): module for part, own in self._parts.modules.items()

@@ -2,7 +2,8 @@
 
 A name is a path through a part's state: `model/layers.0.weight`, `optimizer/state/layers.0.weight/exp_avg`. What is in
 the same memory is there once. Of a DTensor it is this rank's shard. All of a part's numbers and text are one entry.
-Of an object, such as a batch of the script's own class, its attributes count: its text may have its address.
+Of an object, such as a batch of the script's own class, its attributes count: its text may have its address. They count
+once, since objects may refer to each other; elsewhere the path of the first place stands for them.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor
 from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.fingerprint import can_watch, fingerprint, hash_bytes, hash_text
 
-MOST_OBJECTS = 5
-"""So many objects deep attributes are looked at."""
+DEEPEST, OBJECT = 20, 4
+"""So many lists and dicts deep it looks; an object counts for so many of them."""
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class Contents:
     def of(cls, state: Mapping[str, Any]) -> Contents:
         """Return what the parts hold, each state by its part's name."""
         found, places = cls(), set[object]()
-        for path, value in _walk(state, ""):
+        for path, value in _walk(state, "", {}):
             if isinstance(value, Tensor):
                 found._add(path, value.detach(), places)
             else:
@@ -77,26 +78,37 @@ class Contents:
             self.tensors[path] = tensor
 
 
-def _walk(value: Any, path: str, depth: int = MOST_OBJECTS) -> Iterator[tuple[str, Tensor | str]]:
+def _walk(
+    value: Any, path: str, seen: dict[int, tuple[str, Any]], depth: int = DEEPEST
+) -> Iterator[tuple[str, Tensor | str]]:
+    """Yield what is in a value.
+
+    Args:
+        seen: by id, the path of each object so far, and the object itself: no other one gets its id.
+    """
     items: Iterable[tuple[object, Any]]
     if isinstance(value, Tensor):
         yield path, value
         return
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) and depth > 0:
         items = value.items()
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list | tuple) and depth > 0:
         items = enumerate(value)
     elif isinstance(value, set | frozenset):
         items = enumerate(sorted(map(repr, value)))
     elif hasattr(value, "tobytes"):
         yield path, str(hash_bytes(value.tobytes()))
         return
-    elif depth and not callable(value) and (dataclasses.is_dataclass(value) or hasattr(value, "__dict__")):
+    elif depth > 0 and not callable(value) and (dataclasses.is_dataclass(value) or hasattr(value, "__dict__")):
+        if id(value) in seen:
+            yield path, seen[id(value)][0]
+            return
+        seen[id(value)] = path, value
         names = [own.name for own in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else vars(value)
-        path, depth = f"{path}/{type(value).__qualname__}", depth - 1
+        path, depth = f"{path}/{type(value).__qualname__}", depth - OBJECT + 1
         items = [(name, getattr(value, name)) for name in names]
     else:
         yield path, re.sub(" at 0x[0-9a-f]+", "", repr(value))
         return
     for key, item in items:
-        yield from _walk(item, f"{path}/{key}" if path else str(key), depth)
+        yield from _walk(item, f"{path}/{key}" if path else str(key), seen, depth - 1)

@@ -136,7 +136,8 @@ class OpRecorder(EagerMode):
             return func(*args, **kwargs)
         line, module = self._place()
         told = dict(zip(form.names, args, strict=False)) | kwargs
-        read = [own for name, value in told.items() if name not in form.overwritten for own in _tensors(value)]
+        overwritten = form.overwritten | ({"tensors"} if _only_receives(form, told) else set())
+        read = [own for name, value in told.items() if name not in overwritten for own in _tensors(value)]
         inputs = _number(read)
         settings = ", ".join(text for name, value in told.items() if (text := _say_setting(name, value)))
         generator = _generators(told.get("generator")) if form.draws else ""
@@ -217,6 +218,15 @@ def _say_setting(name: str, value: Any) -> str:
         text = ", ".join(filter(None, (_say_setting("", item) for item in value)))
         return f"{name}=[{text}]" if text else ""
     return f"{name}{'=' * bool(name)}{value}" if isinstance(value, _PLAIN) else ""
+
+
+def _only_receives(form: _Form, told: Mapping[str, Any]) -> bool:
+    """Whether this rank gets a broadcast of another one."""
+    if form.short != "broadcast_":
+        return False
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return bool(dist.ProcessGroup.unbox(told["process_group"]).rank() != told["root_rank"])
+    return False
 
 
 def _wait(form: _Form, result: Any) -> None:

@@ -17,7 +17,7 @@ import copy
 import gc
 import io
 import pickle
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeGuard
 
@@ -166,10 +166,10 @@ def try_out(
             f"it talks to other ranks ({watching.found}), and only some of them repeat a step; track the module as "
             f"s.ddp() returned it, and leave other collectives out"
         )
-    weights, outside = Contents.of({"": parts.parameters()}), _gradients_outside(parts)
-    before = weights.numbers()
+    weights, outside = Contents.of({"": parts.parameters()}), _find_outside(parts)
+    before, gradients = weights.numbers(), _gradients_of(outside)
     first = run(function, parcel, parts, synchronization, changing=changing)
-    if outside != _gradients_outside(parts):
+    if gradients != _gradients_of(outside):
         return "it leaves gradients in parameters that are not tracked, which nobody puts back: track their module, too"
     if changed := _find_unlike(before, weights.numbers()):
         return f"it changed {changed.removeprefix('/')}: it must do forward and backward only"
@@ -199,15 +199,16 @@ def _find_unlike(first: Mapping[str, int], second: Mapping[str, int]) -> str:
     return next((name for name in {**first, **second} if first.get(name) != second.get(name)), "")
 
 
-def _gradients_outside(parts: Parts) -> dict[int, tuple[int, int]]:
-    """Return what tells gradients, of parameters of this process that no part has, from others, and after a change."""
+def _find_outside(parts: Parts) -> list[torch.Tensor]:
+    """Return the leaves of this process that no part has; while they are held, no other tensor gets the id of one."""
     own = {id(one) for one in (*parts.parameters().values(), *parts.optimized())}
     found = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and id(one) not in own)
-    return {
-        id(one): (id(one.grad), one.grad._version)
-        for one in found
-        if one.is_leaf and one.requires_grad and one.grad is not None
-    }
+    return [one for one in found if one.is_leaf and one.requires_grad]
+
+
+def _gradients_of(leaves: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return what tells their gradients from others, and from themselves after a change."""
+    return [(id(leaf.grad), -1 if leaf.grad is None else leaf.grad._version) for leaf in leaves]
 
 
 @contextlib.contextmanager

@@ -53,8 +53,8 @@ class Trace:
         self._about |= describe_machine() | {"call": next(_calls)}
         self._rows = list[TraceRow]()
         """That are not written yet."""
-        self._told: Mapping[str, Any] | None = None
-        """Of the last row that is written."""
+        self._first: TraceRow | None = None
+        """Of the written ones, the first that says the same of this process as the last one."""
         self._last_step = -1
         self._pending: tuple[int, dict[str, int]] | None = None
         self._flushed_s = time.monotonic()
@@ -106,8 +106,9 @@ class Trace:
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             with Folder.at(self._directory).make(FOLDER).append(file_name(self._membership.rank)) as file:
-                file.write(to_bytes(self._rows, self._told))
-            self._told = self._rows[-1].about
+                file.write(to_bytes(self._rows, self._first))
+            for row in self._rows:
+                self._first = self._first if self._first and self._first.about == row.about else row
             self._rows.clear()
 
     def _commit(self) -> None:

@@ -6,8 +6,8 @@
     71aa03c8 [64,{"batch":-81230042,"generator/torch":7712,"part/model":590031}]
 
 Files are only appended to. An object says what the rows below it have in common, and that rows from its step on that
-stand above it do not count: the training was resumed there. Each line begins with its CRC-32; torn and damaged lines
-are passed over.
+stand above it do not count: the training was resumed there. Each line begins with its CRC-32, which for a row continues
+that of its object: torn and damaged lines are passed over, and so are the rows of a damaged object.
 
 `allranks diff` reads it without torch.
 """
@@ -73,19 +73,25 @@ def file_name(rank: int) -> str:
     return f"rank_{rank:05d}.jsonl"
 
 
-def to_bytes(rows: Iterable[TraceRow], about: Mapping[str, Any] | None = None) -> bytes:
+def to_bytes(rows: Iterable[TraceRow], first: TraceRow | None = None) -> bytes:
     """Return the lines of rows; each begins a line, whatever was torn before it.
 
     Args:
-        about: of the row before them, by the same process.
+        first: the first row below the last object in the file; None: this process has written none.
     """
-    lines = list[bytes]()
+    crc, lines = zlib.crc32(_head_of(first)) if first else 0, list[bytes]()
     for row in rows:
-        if row.about != about:
-            about = row.about
-            lines.append(msgspec.json.encode(_Head(FORMAT, row.step, dict(about))))
-        lines.append(msgspec.json.encode((row.step, row.numbers)))
-    return b"".join(b"\n%08x %s" % (zlib.crc32(line), line) for line in lines)
+        if first is None or row.about != first.about:
+            first, head = row, _head_of(row)
+            crc = zlib.crc32(head)
+            lines.append(b"\n%08x %s" % (crc, head))
+        line = msgspec.json.encode((row.step, row.numbers))
+        lines.append(b"\n%08x %s" % (zlib.crc32(line, crc), line))
+    return b"".join(lines)
+
+
+def _head_of(row: TraceRow) -> bytes:
+    return msgspec.json.encode(_Head(FORMAT, row.step, dict(row.about)))
 
 
 def parse_rows(data: bytes) -> list[TraceRow]:
@@ -94,10 +100,11 @@ def parse_rows(data: bytes) -> list[TraceRow]:
     Raises:
         OtherFormatError: it is of another version.
     """
-    rows, about = dict[int, TraceRow](), dict[str, Any]()
+    rows, about, crc_of_head = dict[int, TraceRow](), dict[str, Any](), 0
     for line in data.splitlines():
-        crc, _, text = line.partition(b" ")
-        if crc != b"%08x" % zlib.crc32(text):
+        told_crc, _, text = line.partition(b" ")
+        crc = zlib.crc32(text, 0 if text.startswith(b"{") else crc_of_head)
+        if told_crc != b"%08x" % crc:
             continue
         told = msgspec.json.decode(text, type=_Head | tuple[int, dict[str, int]])
         if isinstance(told, tuple):
@@ -107,6 +114,7 @@ def parse_rows(data: bytes) -> list[TraceRow]:
             raise OtherFormatError(f"format {told.format}, this allranks reads format {FORMAT}")
         else:
             rows, about = {step: row for step, row in rows.items() if step < told.since}, told.about
+            crc_of_head = crc
     return [rows[step] for step in sorted(rows)]
 
 
@@ -122,6 +130,6 @@ def read_record(directory: Path) -> dict[int, list[TraceRow]]:
         data = find_regular(directory / FOLDER / name, at_most=MAX_BYTES) or b""
         if number.isdecimal() and name == file_name(int(number)) and (rows := parse_rows(data)):
             record[int(number)] = rows
-    if names and not record:
+    if not record and any(not name.endswith(".jsonl") for name in names):
         raise OtherFormatError(f"it has no row of format {FORMAT}, which this allranks reads")
     return record
