@@ -65,7 +65,7 @@ def py_spy(data: bytes) -> object:
     from allranks.model.node_look import ProcessRole
 
     try:
-        threads = [stacks._thread(told, 7) for told in py_spy.decode_json(data, list[py_spy.ToldThread])]
+        threads = [stacks._thread(told, 7, {}) for told in py_spy.decode_json(data, list[py_spy.ToldThread])]
     except py_spy.Unreadable:
         return None
     process = stacks.Process(

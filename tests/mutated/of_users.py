@@ -48,7 +48,7 @@ def run_file(name: str) -> Door:
     """Return how a file of a run directory is read: as `list`, `status`, `logs`, `clean` and the agents do."""
 
     def begin(folder: Path) -> Callable[[bytes], object]:
-        from allranks.launch.batch.clean import _checkpoint_places
+        from allranks.launch.batch.clean import checkpoint_places
         from allranks.launch.queue.scheduler import read_culprits
         from allranks.model.membership import read_members
         from allranks.preflight.meeting import find_announcement, read_secret
@@ -81,7 +81,7 @@ def run_file(name: str) -> Door:
             read_culprits(run_dir)
             growth = read_growth(run / "attempt_0/n1")
             [(each.time_of(5), each.size_at(2e9)) for each in growth.values()]
-            _checkpoint_places(run)
+            checkpoint_places(run)
             last_words(run / "attempt_0")
             with contextlib.suppress(AllranksError):
                 read_members(read_shared_members(f"@{run}/attempt_0/n1/members"))
