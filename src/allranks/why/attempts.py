@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -126,14 +126,26 @@ class Attempts:
     def _is_of_another_file(self, line: Line) -> bool:
         """Whether several files stand one behind the other: times go back there, or other nodes' launchers report."""
         when = self._times.of(line)
-        above = (other.line for other in self._logs.events if other.line.source == line.source)
-        if any(when.is_before(self._times.of(other)) for other in above if other.number < line.number):
+        numbers, latest = self._latest.get((line.source.shown, when.clock), ((), ()))
+        if (above := bisect_left(numbers, line.number)) and when.is_before(latest[above - 1]):
             return True
         hosts: tuple[set[str], set[str]] = set(), set()
         for told in self._logs.of("failure-host"):
             if told.line.source == line.source:
                 hosts[told.line.number > line.number].add(told.values["node"])
         return all(hosts) and hosts[0].isdisjoint(hosts[1])
+
+    @cached_property
+    def _latest(self) -> dict[tuple[str, str], tuple[list[int], list[When]]]:
+        """By file and clock: the numbers of the lines that are later than all above them, and their times."""
+        found: dict[tuple[str, str], tuple[list[int], list[When]]] = {}
+        for line in sorted((event.line for event in self._logs.events), key=lambda line: line.number):
+            when = self._times.of(line)
+            numbers, latest = found.setdefault((line.source.shown, when.clock), ([], []))
+            if when.earliest_s is not None and (not latest or when.earliest_s > (latest[-1].earliest_s or 0.0)):
+                numbers.append(line.number)
+                latest.append(when)
+        return found
 
     def _fails_otherwise(self, line: Line) -> bool:
         """Whether another script, or file of the user's, fails below a line."""
