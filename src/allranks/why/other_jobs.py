@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from allranks.facts.fact import FactKind, Said
-from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.logs.sources import list_jobs
 from allranks.why.step_lines import is_of_training
@@ -108,9 +107,9 @@ def _find_other_calls(logs: Logs) -> Iterator[LogEvent]:
         return
     frames: dict[object, str] = {}
     steps = (line for tail in logs.tails for line in reversed(tail.lines) if is_of_training(line.text))
-    trained = {_writer(line): line.number for line in steps}  # of each the first
+    trained = {line.writer: line.number for line in steps}  # of each the first
     for event in logs.events:
-        writer = _writer(event.line)
+        writer = event.line.writer
         if event.kind == "traceback":
             frames.pop(writer, None)
         elif event.kind == "frame":
@@ -119,7 +118,3 @@ def _find_other_calls(logs: Logs) -> Iterator[LogEvent]:
             is_there = re.search(event.sign.frame, frames.get(writer, "")) is not None
             if not is_there or trained.get(writer, sys.maxsize) < event.line.number:
                 yield event
-
-
-def _writer(line: Line) -> object:
-    return line.source.shown, line.rank, line.local_rank, line.node

@@ -71,6 +71,11 @@ class Line(msgspec.Struct, frozen=True, gc=False):
         """Where it stands, as a key."""
         return self.source.shown, self.number
 
+    @property
+    def writer(self) -> tuple[object, ...]:
+        """What tells writers apart, in all logs together."""
+        return self.source.shown, self.rank, self.local_rank, self.node
+
 
 def read_line(raw: bytes, source: Source, number: int) -> Line:
     """Parse one segment of a line.

@@ -72,7 +72,7 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
     stated: defaultdict[tuple[str, int], list[LogEvent]] = defaultdict(list)
     for event in logs.events:
         if event.kind in _PARTS:
-            parts[_writer(event.line)].append(event)
+            parts[event.line.writer].append(event)
         elif event.states is not None:
             stated[event.line.at].append(event)
     return [traceback for own in parts.values() for traceback in _of_writer(own, stated)]
@@ -133,7 +133,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     cause = find_cause("user-code-error")
     seen: set[object] = set()
     for traceback in own:
-        line, who = traceback.line, _writer(traceback.line)
+        line, who = traceback.line, traceback.line.writer
         if who in seen or (seen and not traceback.kind):
             continue
         seen.add(who)
@@ -153,10 +153,6 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             is_generic=True,
             things=(where,) if where else (),
         )
-
-
-def _writer(line: Line) -> tuple[object, ...]:
-    return line.source.shown, line.rank, line.local_rank, line.node
 
 
 def _is_explained(line: Line, stated: _Stated) -> bool:
