@@ -342,6 +342,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             for scope in [scope for scope, unit in units.items() if all(unit.values())]:
                 del units[scope]
 
+        def remove_node(self, node: Any) -> str | None:
+            # xdist 3.8 gives the test that ended a process to the next process, and so on.
+            units = self.assigned_work.pop(node)
+            left = {scope: unit for scope, unit in units.items() if not all(unit.values())}
+            if not left:
+                return None
+            unit = next(iter(left.values()))
+            ended: str = next(test for test, is_complete in unit.items() if not is_complete)
+            unit[ended] = True
+            self.workqueue.update((scope, unit) for scope, unit in left.items() if not all(unit.values()))
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return ended
+
     return OneProcessPerScope(config, log)
 
 
