@@ -67,7 +67,7 @@ def test_a_job_is_explained_and_costs_no_node(six_nodes: TestLab, install: Insta
     install(script_of_the_page(ALLRANKS, to))
     bad = start_job(six_nodes, tmp_path, f"echo '{OOM}' >&2; exit 1")
     well = start_job(six_nodes, tmp_path, "true")
-    wait_until(lambda: len(read(to)) == 2, "a line for each job", 2 * HANG_S)  # watchers have nice 19
+    wait_until(lambda: len(read(to)) == 2, "a line for each job", 2 * HANG_S)  # watchers have a low priority
     failed, healthy = (read(to)[job] for job in (bad, well))
     assert (failed["state"], failed["is_failed"], healthy["state"]) == ("FAILED", True, "COMPLETED")
     assert "is_failed" not in healthy

@@ -40,7 +40,7 @@ def without_comment(text: str, comment: str = "(null)") -> str:
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
-    # The watcher has nice 19 and one core: beside busy processes it gets a hundredth of it.
+    # The watcher has a low priority and one core: beside busy processes it gets little of it.
     wait_until(lambda: path.exists() and path.stat().st_size, "a line in the file", 2 * HANG_S)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -151,7 +151,7 @@ def test_a_slurm_that_hangs_holds_nobody_up_and_the_watcher_ends(slurm: FakeSlur
         (slurm.bin / tool).write_text(f"#!/bin/sh\necho $PPID >{tmp_path}/watcher\nexec sleep 30\n")
     code = (
         "import os; from pathlib import Path; from allranks.why.fleet.epilog import start; "
-        "os.nice = int; "  # with nice 19 its life may be over on a busy machine before it has asked SLURM
+        "os.nice = int; "  # its life may be over on a busy machine before it has asked SLURM
         f"start(os.environ, to=Path('{tmp_path}/ends.jsonl'), command=['false'], life_s=6)"
     )
     done = subprocess.run(

@@ -5,7 +5,7 @@
 A node is drained if its Epilog exits with another code than 0, or is stopped by PrologEpilogTimeout, and without that
 timeout a job whose Epilog hangs stays COMPLETING. So `start` forks, and returns at once. What it leaves behind:
 
-- The *watcher* is in a session of its own, without files, at the lowest priority on one core. It has the rights of
+- The *watcher* is in a session of its own, without files, at a low priority on one core. It has the rights of
   the epilog (root), asks SLURM, writes the comment and the file, and never opens a file that the job's user names.
   SIGALRM ends it at LIFE_S, wherever it hangs, and at most SLOTS of them run on one machine.
 - The *reader* is its child, with the rights of the job's user (setpriv), in the job's directory. It reads the logs,
@@ -50,6 +50,8 @@ SLOTS = 8
 """Watchers on one machine; jobs that end while all are busy are not explained."""
 SLOT = "allranks-epilog"
 """Name of an abstract socket, which is no file: the kernel keeps it as long as its process lives."""
+NICENESS = 10
+"""Of the watcher: a tenth of the time of a job that competes with it. With 19 it got a seventieth, and ended untold."""
 ASK_AGAIN_S = 1.0
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin"
 """An epilog has no PATH. Source: SLURM's prolog and epilog guide."""
@@ -96,7 +98,7 @@ def _become_watcher(life_s: int) -> None:
         signal.signal(signum, signal.SIG_DFL)
     signal.alarm(life_s)
     with contextlib.suppress(OSError):
-        os.nice(19)
+        os.nice(NICENESS)
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     syslog.openlog("allranks", syslog.LOG_PID, syslog.LOG_DAEMON)
 
