@@ -57,28 +57,32 @@ def _sizes(report: LogEvent, reporters: int) -> tuple[tuple[int, ...], ...]:
 
 def read_watchdogs(reader: FactReader) -> Iterator[Fact]:
     """Return which rank is behind, silent or in another collective of its group, and which did something else."""
-    reports = []
+    starts: dict[int, list[tuple[LogEvent, int]]] = {}
     for event in reader.logs.of(Trait.ONLY_WAITS):
         rank = reader.people.speaker(event.line).rank
         rank = own_rank(event) if rank is None else rank
         if rank is not None:
-            reports.append((event, rank))
-    if reports:
-        yield from _table(reader, reports)
-    yield from _elsewhere(reader, reports)
+            starts.setdefault(reader.attempt_of(event.line), []).append((event, rank))
+    last = max(starts, default=0)
+    waited = [rank for reports in starts.values() for rank in {rank for _, rank in reports}]
+    if len(waited) == len({*waited}):  # nobody in two of them: not every file tells of each start
+        starts = {last: [report for reports in starts.values() for report in reports]}
+    for attempt, reports in starts.items():
+        yield from _table(reader, reports, attempt)
+    yield from _elsewhere(reader, starts[last])
 
 
-def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
+def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt: int) -> Iterator[Fact]:
     """Fill the table of progress with what the watchdogs say: in which call each rank waits, and what it counts.
 
     A line without its group is of the group that another line of its rank names, for this number or at all.
     """
+    groups = {group for event, _ in reports if (group := event.values.get("group"))}
+    usual = groups.pop() if len(groups) == 1 else DEFAULT_GROUP
     group_of: dict[object, str] = {}
-    for event, rank in reports:
-        if event.values.get("group"):
-            group_of.setdefault(rank, event.values["group"])
-            group_of.setdefault((rank, event.number("seq")), event.values["group"])
-    usual = {*group_of.values()}.pop() if len({*group_of.values()}) == 1 else DEFAULT_GROUP
+    for event, rank in reversed(reports):  # the first one counts
+        if group := event.values.get("group"):
+            group_of |= {rank: group, (rank, event.number("seq")): group}
     told: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
     enqueued: defaultdict[int, dict[str, int]] = defaultdict(dict)
     completed: defaultdict[int, dict[str, int]] = defaultdict(dict)
@@ -100,8 +104,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
             calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
     dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
-        places = {rank: place_of(line) for rank, line in lines.items()}
-        attempt, when = max(map(reader.attempt_of, lines.values())), reader.before(lines.values())
+        places, when = {rank: place_of(line) for rank, line in lines.items()}, reader.before(lines.values())
         yield from read_stops(dumps, world=reader.people.size, places=places, when=when, attempt=attempt)
 
 
