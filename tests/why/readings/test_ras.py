@@ -42,6 +42,16 @@ def test_one_that_sees_only_some_of_the_gpus_has_two_numbers_of_its_own(why: Why
     assert [why(HEAD + counts + behind)[0].culprit.nodes for behind in (alone, few)] == [("node1",), ("node1",)]
 
 
+def test_a_rank_of_a_communicator_is_not_one_of_the_job(why: Why) -> None:
+    eight = "n1:7:7 [0] NCCL INFO comm 0x55 rank 0 nRanks 8 nNodes 2 localRanks 4 localRank 0 MNNVL 0\n"
+    counts = (
+        "  3 ranks have launched up to operation 64\n"
+        "  Rank 1 has launched up to operation 60 -- GPU 3 managed by process 1650386 on node node2\n"
+    )
+    first = why(eight + HEAD + counts)[0]
+    assert (first.culprit.ranks, first.culprit.nodes) == ((), ("node2",))
+
+
 def test_few_that_are_ahead_are_in_another_collective(why: Why) -> None:
     counts = "  30 ranks have launched up to operation 640\n  2 ranks have launched up to operation 641\n"
     ranks = "".join(f"  Rank {rank} -- GPU {rank} managed by process {70 + rank} on node 10.0.0.7\n" for rank in (4, 5))

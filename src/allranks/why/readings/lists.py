@@ -16,6 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from msgspec.structs import replace
+
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Fact, FactKind, Who
 from allranks.model.finding import Confidence
@@ -34,19 +36,22 @@ _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
 def read_opcounts(reader: FactReader) -> Iterator[Fact]:
     """Return the first call in which a minority of the processes differs (NCCL_DEBUG_SUBSYS=COLL).
 
-    If a process has several communicators of one size, a line does not tell which one it means: nothing follows. How
-    far a process came does not follow either: NCCL lists what is enqueued, and lines may be missing at a log's end.
+    A line has its communicator as an address in its process. So if a process has several of one size, or more processes
+    than that list one, as those of pipeline stages, nobody knows which calls belong together: nothing follows. How far
+    a process came does not follow either: NCCL lists what is enqueued, and lines may be missing at a log's end.
     """
     calls: defaultdict[tuple[str, int], dict[object, LogEvent]] = defaultdict(dict)
-    comms: defaultdict[tuple[str, object], set[str]] = defaultdict(set)
-    for event in reader.logs.of("collective"):
+    comms: defaultdict[str, dict[object, str]] = defaultdict(dict)
+    unclear: set[str] = set()
+    listed = [*reader.logs.of("collective")]
+    last = max((reader.attempt_of(event.line) for event in listed), default=0)
+    for event in (event for event in listed if reader.attempt_of(event.line) == last):
         size, process = event.values["size"], (event.line.node, event.line.pid, event.line.local_rank)
         calls[size, int(event.values["number"], 16)].setdefault(process, event)
-        comms[size, process].add(event.values["comm"])
-    unclear = {size for (size, _), own in comms.items() if len(own) > 1}
+        if comms[size].setdefault(process, event.values["comm"]) != event.values["comm"] or len(comms[size]) > int(size):
+            unclear.add(size)
     for (size, number), events in sorted(calls.items()):
-        kinds = Counter(map(_kind_of_call, events.values()))
-        (usual, most), *others = kinds.most_common()
+        (usual, most), *others = Counter(map(_kind_of_call, events.values())).most_common()
         if size not in unclear and len(events) >= _LEAST and others and most > others[0][1]:
             odd = [event.line for event in events.values() if _kind_of_call(event) != usual]
             whole = next(event.line for event in events.values() if _kind_of_call(event) == usual)
@@ -84,12 +89,15 @@ def read_ras(reader: FactReader) -> Iterator[Fact]:
                 sizes[count] += event.number("size") or 1
             whos[count] += named(event)[0]
         least, *more = sorted(lines)[:2] or [0]
-        if more and len(whos[least]) == sizes[least]:
-            told = f"{fold_ranks(who.rank or 0 for who in whos[least])} launched {least} operations, "
+        behind, size = whos[least], sizes.total()
+        if more and len(behind) == sizes[least]:
+            told = fold_ranks(who.rank or 0 for who in behind)
+            if reader.people.world not in {None, size}:  # it numbers the ranks of each communicator from 0
+                told, behind = f"{told} of a communicator of {size}", [replace(who, rank=None) for who in behind]
             yield from reader.behind(
                 (lines[least], lines[more[0]]),
-                f"{told}the others {more[0]} and more",
-                who=whos[least],
+                f"{told} launched {least} operations, the others {more[0]} and more",
+                who=behind,
                 ask="the stack of those ranks while it hangs: allranks stack JOB",
             )
             return
@@ -188,7 +196,6 @@ def read_saved_stacks(reader: FactReader) -> Iterator[Fact]:
                 (thread.line, frame.line, waiting[0][0].line),
                 f"it is in {where} while {len(waiting)} others wait in a collective",
                 who=[reader.people.speaker(thread.line)],
-                confidence=Confidence.CERTAIN,
                 things=(f"process {thread.values['thread']}",),
             )
 
