@@ -49,6 +49,8 @@ def read(line: str) -> dict[str, tuple[FactKind | None, Said, dict[str, str]]]:
          {"rank": "3", "pid": "2144", "node": "gpu-node-2", "signal": "9"}),
         ("node-failure", "Nodes node[03,07] not responding", "node_lost", SCHEDULER, {"node": "node[03,07]"}),
         ("node-failure", "jean-zay-iam17 CANCELLED", "node_lost", SCHEDULER, {"ran_on": "jean-zay-iam17"}),
+        ("missing-rank", "Completed store-based barrier", "recovered", SELF,
+         {"rank": "0", "key": "store_based_barrier_key:1"}),
         # GPUs
         ("driver-cuda-mismatch", "(found version 11040)", "raised", SELF, {"thing": "version 11040"}),
         ("gpu-hardware", "145, RLW_CTRL", "device_fault", KERNEL,
@@ -195,7 +197,6 @@ def test_what_a_line_states(causes: str, excerpt: str, fact: str | None, said: S
         "saved checkpoint to /dev/shm/ckpt, 12 GiB left on device",
         "Setting OMP_NUM_THREADS",
         "WARNING: process group has NOT been destroyed",
-        "Completed store-based barrier",
         "find_unused_parameters=True was specified in DDP constructor, but",
         "Reducer buckets have been rebuilt",
         "iteration   42780/ 115311",
