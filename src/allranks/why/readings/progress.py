@@ -37,7 +37,10 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
 
 
 def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
-    """Return the one rank, or device, whose last step is lower than that of all others, and its line; or None."""
+    """Return the one rank, or device, whose last step is lower than that of all others, and its line; or None.
+
+    The others wait for it, so their last steps are one. If they differ, output was lost that was still in buffers.
+    """
     ranks: dict[int | str, tuple[int, Line]] = {}
     devices: dict[int | str, tuple[int, Line]] = {}
     for line in (line for tail in logs.tails for line in tail.lines if is_step(line.text)):
@@ -48,8 +51,9 @@ def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
                 devices[device[1]] = int(match[1]), line
     for steps in (ranks, devices):
         if len(steps) >= _LEAST:
-            first, second, *_ = sorted(steps, key=lambda who: steps[who][0])
-            return (first, steps[first][1]) if steps[first][0] < steps[second][0] else None
+            first, second, *_, last = sorted(steps, key=lambda who: steps[who][0])
+            is_one = steps[first][0] < steps[second][0] == steps[last][0]
+            return (first, steps[first][1]) if is_one else None
     return None
 
 
