@@ -27,6 +27,13 @@ def test_one_that_is_behind_stands_in_its_own_line(why: Why) -> None:
     assert (first.cause.name, first.culprit.ranks, first.culprit.nodes) == ("straggler-rank", (7,), ("node1",))
 
 
+def test_the_last_report_counts(why: Why) -> None:
+    """In a running job some rank is behind at any time."""
+    counts = "  7 ranks have launched up to operation {0}4\n"
+    counts += "  Rank {0} has launched up to operation {0}0 -- GPU 3 managed by process 1650386 on node node1\n"
+    assert why("".join(HEAD + counts.format(rank) for rank in (5, 6)))[0].culprit.ranks == (6,)
+
+
 def test_one_that_has_launched_nothing_is_behind(why: Why) -> None:
     counts = (
         "  7 ranks have launched up to operation 1\n"

@@ -71,11 +71,13 @@ def _kind_of_call(event: LogEvent) -> str:
 
 
 def read_ras(reader: FactReader) -> Iterator[Fact]:
-    """Return the named ranks that have launched least, at the first report of such ranks: the others wait for them.
+    """Return the named ranks that have launched least, at the last report of such ranks: the others wait for them.
 
     RAS tells in consecutive lines how many ranks of a communicator have launched how many operations of a kind, and
-    names the ranks of a count if they are few (NCCL 2.24 and later, src/ras/client_support.cc).
+    names the ranks of a count if they are few (NCCL 2.24 and later, src/ras/client_support.cc). In a running job some
+    are always behind: what an earlier report tells may be over.
     """
+    found: Iterator[Fact] = iter(())
     events = enumerate(reader.logs.of("launched", "launched-rank"))
     for _, report in groupby(events, lambda pair: (pair[1].line.source.shown, pair[1].line.number - pair[0])):
         lines: dict[int, Line] = {}
@@ -94,13 +96,13 @@ def read_ras(reader: FactReader) -> Iterator[Fact]:
             told = fold_ranks(who.rank or 0 for who in behind)
             if reader.people.world not in {None, size}:  # it numbers the ranks of each communicator from 0
                 told, behind = f"{told} of a communicator of {size}", [replace(who, rank=None) for who in behind]
-            yield from reader.behind(
+            found = reader.behind(
                 (lines[least], lines[more[0]]),
                 f"{told} launched {least} operations, the others {more[0]} and more",
                 who=behind,
                 ask="the stack of those ranks while it hangs: allranks stack JOB",
             )
-            return
+    yield from found
 
 
 def read_stalls(reader: FactReader) -> Iterator[Fact]:

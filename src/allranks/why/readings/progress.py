@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind
 from allranks.report.text import fold_ranks
 from allranks.why.attempts import ANEW, RESTART
@@ -58,18 +57,13 @@ def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
 
 
 def read_laggard(reader: FactReader) -> Iterator[Fact]:
-    """Return who made fewer steps than all others, if those timed out or lost a connection after they had begun."""
-    has_begun = not any(reader.logs.of(Trait.OTHERS_WAIT_FOR_IT))
-    if not has_begun or not any(event.is_loss for event in reader.logs.events):
-        return
-    if (laggard := find_laggard(reader.logs, reader.people)) is not None:
+    """Return who made fewer steps than all others, if those timed out or lost a connection."""
+    laggard = find_laggard(reader.logs, reader.people) if any(event.is_loss for event in reader.logs.events) else None
+    if laggard is not None:
         who, line = laggard
         about: dict[str, Any] = {"ranks": (who,)} if isinstance(who, int) else {"things": (who,)}
         name = fold_ranks([who]) if isinstance(who, int) else who
-        told, ask = (
-            f"{name} made fewer steps than all others",
-            f"the stack of {name} while it hangs: allranks stack JOB",
-        )
+        told, ask = f"{name} made fewer steps than all others", f"the stack of {name} while it hangs: allranks stack JOB"
         yield from reader.behind((line,), told, when=NEVER_SAID, ask=ask, **about)  # by other clocks than theirs
 
 
