@@ -101,8 +101,8 @@ def test_whoever_wrote_nothing_is_missing_if_those_are_as_many_as_did_not_join(w
 
 
 WAITING = (
-    "INFO:root:Waiting in store based barrier to initialize process group for rank: {}, key: store_based_barrier_key:{} "
-    "(world_size=4, worker_count=3, timeout=0:30:00)\n"
+    "INFO:root:Waiting in store based barrier to initialize process group for rank: {}, key: store_based_barrier_key:{}"
+    " (world_size=4, worker_count=3, timeout=0:30:00)\n"
 )
 CAME = "INFO:root:Rank {}: Completed store-based barrier for key:store_based_barrier_key:1 with 4 nodes.\n"
 CLOSED = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:575] Connection closed by peer [10.0.0.7]:43185\n"

@@ -209,9 +209,7 @@ def test_the_lines_together_name_cause_and_culprit(why: Why, log: str, cause: st
             id="several communicators of one size",
         ),
         pytest.param(
-            "\n".join(
-                call(pid, "AllReduce", 9984 if pid < 108 else 592) for pid in range(100, 112)
-            ),
+            "\n".join(call(pid, "AllReduce", 9984 if pid < 108 else 592) for pid in range(100, 112)),
             id="communicators of three pipeline stages",
         ),
         pytest.param(

@@ -40,34 +40,32 @@ def read_opcounts(reader: FactReader) -> Iterator[Fact]:
     than that list one, as those of pipeline stages, nobody knows which calls belong together: nothing follows. How far
     a process came does not follow either: NCCL lists what is enqueued, and lines may be missing at a log's end.
     """
-    calls: defaultdict[tuple[str, int], dict[object, LogEvent]] = defaultdict(dict)
+    calls: defaultdict[tuple[str, int], dict[object, tuple[str, Line]]] = defaultdict(dict)
     comms: defaultdict[str, dict[object, str]] = defaultdict(dict)
     unclear: set[str] = set()
     listed = [*reader.logs.of("collective")]
     last = max((reader.attempt_of(event.line) for event in listed), default=0)
     for event in (event for event in listed if reader.attempt_of(event.line) == last):
-        size, process = event.values["size"], (event.line.node, event.line.pid, event.line.local_rank)
-        calls[size, int(event.values["number"], 16)].setdefault(process, event)
-        if comms[size].setdefault(process, event.values["comm"]) != event.values["comm"] or len(comms[size]) > int(size):
+        line, values, size = event.line, event.values, event.values["size"]
+        process = line.node, line.pid, line.local_rank
+        called = "{op} of {count} elements of type {datatype}".format_map(values)
+        calls[size, int(values["number"], 16)].setdefault(process, (called, line))
+        if comms[size].setdefault(process, values["comm"]) != values["comm"] or len(comms[size]) > int(size):
             unclear.add(size)
-    for (size, number), events in sorted(calls.items()):
-        (usual, most), *others = Counter(map(_kind_of_call, events.values())).most_common()
-        if size not in unclear and len(events) >= _LEAST and others and most > others[0][1]:
-            odd = [event.line for event in events.values() if _kind_of_call(event) != usual]
-            whole = next(event.line for event in events.values() if _kind_of_call(event) == usual)
+    for (size, number), told in sorted(calls.items()):
+        (usual, most), *others = Counter(called for called, _ in told.values()).most_common()
+        if size not in unclear and len(told) >= _LEAST and others and most > others[0][1]:
+            odd = [line for called, line in told.values() if called != usual]
+            whole = next(line for called, line in told.values() if called == usual)
             yield from reader.infer(
                 FactKind.RAISED,
                 _DIFFERENT,
                 (odd[0], whole),
-                f"call {number:x} is {others[0][0]} on {len(odd)} of {len(events)} processes, {usual} on the others",
+                f"call {number:x} is {others[0][0]} on {len(odd)} of {len(told)} processes, {usual} on the others",
                 who=map(reader.people.speaker, odd),
                 things=tuple(f"process {line.pid}" for line in odd if line.pid is not None),
             )
             return
-
-
-def _kind_of_call(event: LogEvent) -> str:
-    return "{op} of {count} elements of type {datatype}".format_map(event.values)
 
 
 def read_ras(reader: FactReader) -> Iterator[Fact]:

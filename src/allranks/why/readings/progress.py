@@ -63,8 +63,8 @@ def read_laggard(reader: FactReader) -> Iterator[Fact]:
         who, line = laggard
         about: dict[str, Any] = {"ranks": (who,)} if isinstance(who, int) else {"things": (who,)}
         name = fold_ranks([who]) if isinstance(who, int) else who
-        told, ask = f"{name} made fewer steps than all others", f"the stack of {name} while it hangs: allranks stack JOB"
-        yield from reader.behind((line,), told, when=NEVER_SAID, ask=ask, **about)  # by other clocks than theirs
+        about |= {"when": NEVER_SAID, "ask": f"the stack of {name} while it hangs: allranks stack JOB"}  # other clocks
+        yield from reader.behind((line,), f"{name} made fewer steps than all others", **about)
 
 
 def read_restarts(reader: FactReader) -> Iterator[Fact]:
