@@ -114,7 +114,6 @@ def read(line: str) -> dict[str, tuple[FactKind | None, Said, dict[str, str]]]:
         ("stuck-rank", "1!: [allreduce.layer1.weight", "missing", OBSERVER, {"rank": "1"}),
         ("straggler-rank", "worse relative performance. Affected ranks", "missing", OBSERVER, {"ranks": "76, 13, 45"}),
         ("straggler-rank", "_try_get_data (torch/utils/data/dataloader.py:1011)", "missing", OBSERVER, {}),
-        ("straggler-rank", "Thread 688514 (idle)", None, SELF, {"pid": "688514"}),
         ("collective-mismatch", "SequenceNumber=485, OpType=ALLREDUCE", "raised", OBSERVER,
          {"rank": "1", "seq": "485", "op": "ALLREDUCE", "ranks": "0"}),
         ("unused-parameters", "rank 3: net2.weight", "raised", SELF, {"rank": "3", "thing": "net2.weight"}),

@@ -6,7 +6,7 @@ Each waiting rank reports its own wait; the missing rank reports nothing, or tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allranks.causes.cause import Trait
@@ -17,7 +17,7 @@ from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import missing_of
-from allranks.why.step_lines import is_of_training
+from allranks.why.readings.progress import find_last_steps
 
 _MISSING = "missing-rank"
 _WRONG_RANKS = "slurm-env"
@@ -39,7 +39,14 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     yield from _host(reader)
     passed = [event for event in (*logs.of(_MISSING), *logs.of("all-came")) if event.states in _CAME]
     came = {(reader.attempt_of(event.line), event.values.get("key")) for event in passed}
-    waiting = [event for event in reports if event.number("rank") is not None and not _came(reader, event, came)]
+    steps = find_last_steps(logs) if reports else {}
+
+    def is_over(event: LogEvent) -> bool:
+        attempt, line = reader.attempt_of(event.line), event.line
+        is_told = not came.isdisjoint({(attempt, event.values.get("key")), (attempt, None)})
+        return is_told or line.number < steps.get(line.source.shown, 0)
+
+    waiting = [event for event in reports if event.number("rank") is not None and not is_over(event)]
     few = [event for event in waiting if _count(event, "present") < _count(event, "wanted")]
     yield from _barrier(reader, few, counts)
     many = [event for event in waiting if _count(event, "present") > _count(event, "wanted")]
@@ -61,14 +68,6 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
 def read_members(logs: Logs) -> list[LogEvent]:
     """Return the lines in which a rank reports its start and how many there are to be."""
     return [event for event in logs.of(_WRONG_RANKS) if "rank" in event.values and "wanted" in event.values]
-
-
-def _came(reader: FactReader, event: LogEvent, came: Set[tuple[int, str | None]]) -> bool:
-    """Whether all came in the end where one waited: a line of that start says so, or its file has steps below."""
-    line, attempt = event.line, reader.attempt_of(event.line)
-    below = (other for tail in reader.logs.tails if tail.source == line.source for other in tail.lines)
-    has_steps = any(other.number > line.number and is_of_training(other.text) for other in below)
-    return has_steps or not came.isdisjoint({(attempt, event.values.get("key")), (attempt, None)})
 
 
 def _barrier(reader: FactReader, waiting: Sequence[LogEvent], counts: Sequence[LogEvent]) -> Iterator[Fact]:

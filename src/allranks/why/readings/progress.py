@@ -13,7 +13,7 @@ from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
-from allranks.why.step_lines import NUMBER, SLURM, is_step
+from allranks.why.step_lines import NUMBER, SLURM, is_of_training, is_step
 
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
 _WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
@@ -33,6 +33,12 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
                 last[who] = line
         for line in last.values():
             yield reader.state(FactKind.STEP, line)
+
+
+def find_last_steps(logs: Logs) -> dict[str, int]:
+    """Return the number of the last line with a step of the training, by file: what stands above it was overcome."""
+    lines = (line for tail in logs.tails for line in tail.lines)
+    return {line.source.shown: line.number for line in lines if is_of_training(line.text)}
 
 
 def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
