@@ -472,6 +472,15 @@ def test_a_few_in_another_collective_than_most_are_named(why: Why) -> None:
     assert (first.cause.name, first.culprit.ranks, first.victims) == ("collective-mismatch", (1,), {0, 3})
 
 
+@pytest.mark.parametrize(("rank", "culprits"), [(0, ()), (3, (3,))])
+def test_what_took_long_is_no_reason_of_who_waited_itself(why: Why, rank: int, culprits: tuple[int, ...]) -> None:
+    said = "[rank{0}]:[E ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
+    said += "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600010 "
+    said += "milliseconds before timing out.\n"
+    first = why(f"[rank{rank}]: epoch 1 took 3600.5 seconds\n" + "".join(map(said.format, (0, 1, 2))))[0]
+    assert (first.culprit.ranks, first.confidence is Confidence.CERTAIN) == (culprits, False)
+
+
 def test_who_waited_in_an_earlier_start_tells_nothing_of_the_last(why: Why) -> None:
     said = "[rank{0}]:[E ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
     said += "WorkNCCL(SeqNum={1}, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600010 "

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Fact
-from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.reach import DEFAULT_GROUP
 from allranks.report.text import fold_ranks
@@ -109,23 +108,21 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
 
 
 def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
-    """Ranks that did something else for as long as the others' timeout.
+    """Ranks that did something else for as long as the others' timeout, and did not wait themselves.
 
     They say how long something took; or the last progress bar, which usually only the first rank shows, ran for as
     long; or the last message before the timeouts is as old, and says what was begun.
     """
     timeouts = [ms for event in reader.logs.of(Trait.ONLY_WAITS) if (ms := event.number("ms"))]
-    limit_s = min(timeouts, default=0) / 1000
+    limit_s, waiting = min(timeouts, default=0) / 1000, {rank for _, rank in reports}
     took = [event for event in reader.logs.of("took") if timeouts and float(event.values["seconds"]) > limit_s]
-    slow = [event for event in took if event.line.rank is not None]
+    slow = [event for event in took if event.line.rank is not None and event.line.rank not in waiting]
     if ranks := sorted({event.line.rank or 0 for event in slow}):
         told = f"{fold_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s"
-        lines = [event.line for event in slow[:3]]
-        yield from reader.behind(lines, told, ranks=ranks, confidence=Confidence.CERTAIN, ask=_ASK)
-    timed = [(event.line, rank) for event, rank in reports if event.number("ms")]
-    if not timed:
+        yield from reader.behind([event.line for event in slow[:3]], told, ranks=ranks, ask=_ASK)
+    first = next((event.line for event, _ in reports if event.number("ms")), None)
+    if first is None:
         return
-    first, waiting = timed[0][0], {rank for _, rank in timed}
     lines = [line for tail in reader.logs.tails for line in tail.lines]
     bars = [(line, match) for line in lines if "%|" in line.text and (match := _BAR.search(line.text))]
     busy = [(line, sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)))
