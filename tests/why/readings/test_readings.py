@@ -472,6 +472,17 @@ def test_a_few_in_another_collective_than_most_are_named(why: Why) -> None:
     assert (first.cause.name, first.culprit.ranks, first.victims) == ("collective-mismatch", (1,), {0, 3})
 
 
+def test_lines_of_smaller_groups_are_not_compared_as_if_they_were_of_one(why: Why) -> None:
+    """Without the group, as torch 2.3 writes them: three tensor-parallel groups, which count by themselves."""
+    said = "[rank{}]:[E ProcessGroupNCCL.cpp:563] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL("
+    said += (
+        "SeqNum={}, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600010 milliseconds before "
+    )
+    said += "timing out.\n"
+    first = why("".join(said.format(rank, rank % 4, 55 + (rank > 3)) for rank in range(12)))[0]
+    assert (first.cause.name, first.culprit.ranks) == ("collective-timeout", ())
+
+
 @pytest.mark.parametrize(("rank", "culprits"), [(0, ()), (3, (3,))])
 def test_what_took_long_is_no_reason_of_who_waited_itself(why: Why, rank: int, culprits: tuple[int, ...]) -> None:
     said = "[rank{0}]:[E ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "

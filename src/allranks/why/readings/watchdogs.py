@@ -74,10 +74,14 @@ def read_watchdogs(reader: FactReader) -> Iterator[Fact]:
 def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt: int) -> Iterator[Fact]:
     """Fill the table of progress with what the watchdogs say: in which call each rank waits, and what it counts.
 
-    A line without its group is of the group that another line of its rank names, for this number or at all.
+    A line without its group is of the group that another line of its rank names, for this number or at all; else of
+    that of all ranks, unless one of them counts its ranks in another way than the job does.
     """
     groups = {group for event, _ in reports if (group := event.values.get("group"))}
-    usual = groups.pop() if len(groups) == 1 else DEFAULT_GROUP
+    are_smaller = any(
+        event.number("rank") not in {None, rank} for event, rank in reports if "group" not in event.values
+    )
+    usual = groups.pop() if len(groups) == 1 else "" if are_smaller else DEFAULT_GROUP
     group_of: dict[object, str] = {}
     for event, rank in reversed(reports):  # the first one counts
         if group := event.values.get("group"):
@@ -88,7 +92,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     lines: dict[int, Line] = {}
     for event, rank in reports:
         known = event.values.get("group") or group_of.get((rank, event.number("seq"))) or group_of.get(rank, usual)
-        if event.number("seq") is not None or "op" in event.values:
+        if known and (event.number("seq") is not None or "op" in event.values):
             first = told[known].get(rank, event)
             told[known][rank] = replace(first, values={**event.values, **first.values})
             lines.setdefault(rank, event.line)
