@@ -229,8 +229,13 @@ def _read(data: bytes) -> _File:
     if len(data) > MAX_BYTES:
         raise DumpError(f"a flight recorder dump of more than {MAX_BYTES >> 20} MiB was not read")
     try:
-        plain: Any = load_plain(data) if data.startswith(b"\x80") else msgspec.json.decode(data)
-        file = msgspec.convert({"entries": plain} if isinstance(plain, list) else plain, _File, strict=False)
+        if data.startswith(b"\x80"):
+            plain: Any = load_plain(data)
+            file = msgspec.convert({"entries": plain} if isinstance(plain, list) else plain, _File, strict=False)
+        elif data.lstrip().startswith(b"["):
+            file = _File(entries=msgspec.json.decode(data, type=list[_Entry], strict=False))
+        else:
+            file = msgspec.json.decode(data, type=_File, strict=False)
     except (PickleError, msgspec.MsgspecError, RecursionError, UnicodeError, ValueError) as exc:
         why = strip_control(str(exc)).replace("\n", " ")[:200]
         raise DumpError(f"a flight recorder dump that cannot be read: {why}") from exc
