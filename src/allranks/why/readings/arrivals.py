@@ -21,7 +21,6 @@ from allranks.why.readings.progress import find_last_steps
 
 _MISSING = "missing-rank"
 _WRONG_RANKS = "slurm-env"
-_CAME = frozenset((None, FactKind.RECOVERED))
 LEAST_REPORTERS = 2
 FEW_NODES = 16
 """Up to this number, nodes are listed one by one."""
@@ -37,8 +36,8 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     yield from _absent_agents(reader, of_agents[:1])
     yield from _absent(reader, counts[:1])
     yield from _host(reader)
-    passed = [event for event in (*logs.of(_MISSING), *logs.of("all-came")) if event.states in _CAME]
-    came = {(reader.attempt_of(event.line), event.values.get("key")) for event in passed}
+    passed = [event for event in logs.of(_MISSING) if event.states is FactKind.RECOVERED]
+    came = {(reader.attempt_of(event.line), event.values.get("key")) for event in (*passed, *logs.of("all-came"))}
     steps = find_last_steps(logs) if reports else {}
 
     def is_over(event: LogEvent) -> bool:
