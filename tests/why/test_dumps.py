@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -297,6 +298,18 @@ def test_the_answer_of_why_has_what_the_dumps_come_to() -> None:
     dumps = [dump(0, call(2)), dump(1, call(1, done=True)), dump(2, call(2))]
     first = conclude(Logs((), ()), dumps)[0]
     assert (first.cause.name, first.culprit.ranks, first.victims) == ("straggler-rank", (1,), {0, 2})
+
+
+def test_dumps_are_of_the_start_in_which_ranks_timed_out(read: Callable[[str], Logs]) -> None:
+    log = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group\n"
+    log += "".join(
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=2, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n"
+        for rank in (0, 1, 2)
+    )
+    dumps = [dump(rank, call(2)) for rank in (0, 1, 2)]
+    first = conclude(read(log), [*dumps, dump(3, call(1, done=True))])[0]
+    assert (first.cause.name, first.culprit.ranks, first.confidence) == ("straggler-rank", (3,), Confidence.CERTAIN)
 
 
 def test_of_nccl_a_circle_is_proven_by_what_the_gpus_have_started() -> None:

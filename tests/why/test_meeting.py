@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from allranks.facts.fact import Who
 from allranks.why.conclusion import Conclusion
+from allranks.why.logs.log_events import Logs
+from allranks.why.people import meet
 
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
 
@@ -95,3 +98,29 @@ def test_whoever_wrote_nothing_is_missing_if_those_are_as_many_as_did_not_join(w
     found = why(said.format("[rank2]: loading\n"))[0]
     assert (found.cause.name, found.culprit.ranks, str(found.confidence)) == ("missing-rank", (3,), "likely")
     assert why(said.format(""))[0].culprit.ranks == ()
+
+
+WAITING = (
+    "INFO:root:Waiting in store based barrier to initialize process group for rank: {}, key: store_based_barrier_key:{}"
+    " (world_size=4, worker_count=3, timeout=0:30:00)\n"
+)
+CAME = "INFO:root:Rank {}: Completed store-based barrier for key:store_based_barrier_key:1 with 4 nodes.\n"
+CLOSED = "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:575] Connection closed by peer [10.0.0.7]:43185\n"
+
+
+@pytest.mark.parametrize("after", [CAME.format(0), "step 1 loss 0.3\n"], ids=["the barrier ended", "it trained"])
+def test_who_came_late_is_not_missing(why: Why, after: str) -> None:
+    waiting = "".join(WAITING.format(rank, 1) for rank in (0, 1, 2))
+    found = why(waiting + after + CLOSED)
+    assert "likely" not in {str(one.confidence) for one in found if one.cause.name == "missing-rank"}
+
+
+def test_who_does_not_come_to_a_later_barrier_is_missing(why: Why) -> None:
+    found = why(WAITING.format(3, 1) + CAME.format(3) + "".join(WAITING.format(rank, 2) for rank in (0, 1, 2)))[0]
+    assert (found.cause.name, found.culprit.ranks, str(found.confidence)) == ("missing-rank", (3,), "likely")
+
+
+def test_a_communicator_of_some_ranks_numbers_them_anew(read: Callable[[str], Logs]) -> None:
+    line = "n1:{0}:{0} [0] NCCL INFO comm 0x5{0} rank {1} nranks {2} cudaDev 0 busId 1000 - Init COMPLETE\n"
+    people = meet(read("".join(line.format(70 + rank, rank % size, size) for size in (4, 2) for rank in range(4))))
+    assert [people.know(Who(node="n1", pid=70 + rank)).rank for rank in range(4)] == [0, 1, 2, 3]

@@ -27,7 +27,7 @@ from allranks.why.logs.sources import list_jobs
 MAX_RANKS = 1 << 20
 FEW = 4
 """Number of sources whose ends are searched for names."""
-_NAMES_PROCESSES = frozenset(("launched", "launched-rank", "agent-failed", "scope"))
+_NAMES_PROCESSES = frozenset(("agent-failed", "scope"))
 SCOPE_LINES = 4
 """Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
@@ -136,6 +136,7 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     worlds: defaultdict[int, int] = defaultdict(int)
     nodes: dict[str, None] = {}
     named = list(ends)
+    comms: list[tuple[int | None, Who]] = []
     by_prefix: dict[int, Line] = {}
     hosts: defaultdict[str, set[str]] = defaultdict(set)
     for event in logs.events:
@@ -160,14 +161,15 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         elif event.kind == "bootstrap" and line.node:
             people.node_of_address[event.values["address"]] = line.node
         elif event.kind == "comm" and line.node and line.pid is not None:
-            named.append(Who(rank=event.number("rank"), node=line.node, pid=line.pid))
+            comms.append((event.number("world"), Who(rank=event.number("rank"), node=line.node, pid=line.pid)))
         if event.kind in _NAMES_PROCESSES and "pid" in event.values:
             named.append(event.who | Who(node=line.node))
         if event.kind in {"comm", "world"} and (world := event.number("world")):
             worlds[world] += 1
     if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
         nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node))
-    largest = max(worlds, default=None)  # groups within the job are smaller
+    largest = max(worlds, default=None)  # groups within the job are smaller, and number their ranks from 0
+    named += [who for world, who in comms if world == largest]
     people.world = largest if largest and largest <= MAX_RANKS else None
     claims = Counter(name for names in hosts.values() for name in names)  # a name in many files is nobody's
     aliases = {node: name for node, names in hosts.items() for name in names if len(names) == claims[name] == 1}

@@ -49,3 +49,10 @@ def test_one_pair_alone_is_undecided(why: Why) -> None:
     two = dials([5], "192.168.20.18", error="Connection timed out") + dials([4], "192.168.20.15")
     assert why(text)[0].cause.name == "partition"
     assert all(each.confidence is not Confidence.CERTAIN for each in why(two))
+
+
+def test_connections_that_failed_before_a_step_were_made_in_the_end(why: Why) -> None:
+    steps = "".join(f"0: step {step} loss 0.1\n" for step in (1, 2, 3))
+    found = why(dials([1, 2], "192.168.20.15") + steps + "2: KeyError: 17\n")
+    assert found[0].cause.name == "user-code-error"
+    assert "partition" not in {one.cause.name for one in found}

@@ -37,6 +37,11 @@ def test_two_that_stopped_together_are_not_told_apart(why: Why) -> None:
     assert "straggler-rank" not in {each.cause.name for each in why(steps + LOST)}
 
 
+def test_steps_that_were_lost_in_buffers_name_nobody(why: Why) -> None:
+    steps = "".join(f"[rank{rank}]: step {step} loss 0.1\n" for rank, step in enumerate((812, 809, 811, 810)))
+    assert "straggler-rank" not in {each.cause.name for each in why(steps + LOST)}
+
+
 def test_a_log_that_ends_with_the_same_complaint_again_and_again_is_no_healthy_one(why: Why) -> None:
     again = "".join(f"[Warning] Dialling shard 5 failed, waiting for {ms} milliseconds\n" for ms in (200, 260, 338))
     assert why("Listening...\n" + again)[0].cause.name == "silent-hang"

@@ -19,7 +19,7 @@ def call(pid: int, op: str, count: int, number: str = "28c", comm: str = "0x55be
     """A collective as NCCL_DEBUG_SUBSYS=COLL shows it (NCCL 2.10)."""
     return (
         f"node1:{pid}:{pid} [{pid - 100}] NCCL INFO {op}: opCount {number} sendbuff 0x7f5d recvbuff 0x7f5d "
-        f"count {count} datatype 7 op 0 root 0 comm {comm} [nranks=4] stream 0x55be"
+        f"count {count} datatype 7 op 0 root 0 comm {comm} [nranks=8] stream 0x55be"
     )
 
 
@@ -207,6 +207,10 @@ def test_the_lines_together_name_cause_and_culprit(why: Why, log: str, cause: st
                 ]
             ),
             id="several communicators of one size",
+        ),
+        pytest.param(
+            "\n".join(call(pid, "AllReduce", 9984 if pid < 108 else 592) for pid in range(100, 112)),
+            id="communicators of three pipeline stages",
         ),
         pytest.param(
             "18:00:31.711 [INFO] Epoch 2 done\n2026-02-05 18:00:31 end of main\n"
@@ -468,6 +472,35 @@ def test_a_few_in_another_collective_than_most_are_named(why: Why) -> None:
     assert (first.cause.name, first.culprit.ranks, first.victims) == ("collective-mismatch", (1,), {0, 3})
 
 
+def test_lines_of_smaller_groups_are_not_compared_as_if_they_were_of_one(why: Why) -> None:
+    """Without the group, as torch 2.3 writes them: three tensor-parallel groups, which count by themselves."""
+    said = "[rank{}]:[E ProcessGroupNCCL.cpp:563] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL("
+    said += (
+        "SeqNum={}, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600010 milliseconds before "
+    )
+    said += "timing out.\n"
+    first = why("".join(said.format(rank, rank % 4, 55 + (rank > 3)) for rank in range(12)))[0]
+    assert (first.cause.name, first.culprit.ranks) == ("collective-timeout", ())
+
+
+@pytest.mark.parametrize(("rank", "culprits"), [(0, ()), (3, (3,))])
+def test_what_took_long_is_no_reason_of_who_waited_itself(why: Why, rank: int, culprits: tuple[int, ...]) -> None:
+    said = "[rank{0}]:[E ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
+    said += "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600010 "
+    said += "milliseconds before timing out.\n"
+    first = why(f"[rank{rank}]: epoch 1 took 3600.5 seconds\n" + "".join(map(said.format, (0, 1, 2))))[0]
+    assert (first.culprit.ranks, first.confidence is Confidence.CERTAIN) == (culprits, False)
+
+
+def test_who_waited_in_an_earlier_start_tells_nothing_of_the_last(why: Why) -> None:
+    said = "[rank{0}]:[E ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
+    said += "WorkNCCL(SeqNum={1}, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600010 "
+    said += "milliseconds before timing out.\n"
+    starts = ["".join(said.format(rank, seq) for rank in ranks) for ranks, seq in (((0, 1, 2), 4), ((0, 1, 3), 9))]
+    first = why(f"{RESTART}\n".join(starts))[0]
+    assert (first.cause.name, first.culprit.ranks) == ("straggler-rank", (2,))
+
+
 SUMMARY = """\
 Failures:
 [1]:
@@ -495,6 +528,15 @@ def test_who_does_not_heed_the_agent_is_no_culprit(why: Why) -> None:
     )
     found = why(unable + "Signals.SIGKILL\n" + SUMMARY.format(later="13:02:59"))
     assert [(one.cause.name, one.culprit.ranks) for one in found] == [("user-code-error", (1,))]
+
+
+CLOSING = "".join(f"Sending process {pid} closing signal SIGTERM\n" for pid in (1201, 1202, 1204, 1205))
+
+
+def test_the_process_that_an_agent_does_not_end_had_ended_unless_all_were_to_end(why: Why) -> None:
+    assert why(CLOSING)[0].culprit.words() == "local rank 2 process 1203"
+    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 91 got signal: 15\n"
+    assert "1203" not in " ".join(one.culprit.words() for one in why(CLOSING + told))
 
 
 def test_a_log_in_which_only_metrics_are_asked_for_hangs(why: Why) -> None:

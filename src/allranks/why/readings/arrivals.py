@@ -17,6 +17,7 @@ from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import missing_of
+from allranks.why.readings.progress import find_last_steps
 
 _MISSING = "missing-rank"
 _WRONG_RANKS = "slurm-env"
@@ -35,7 +36,16 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     yield from _absent_agents(reader, of_agents[:1])
     yield from _absent(reader, counts[:1])
     yield from _host(reader)
-    waiting = [event for event in reports if event.number("rank") is not None]
+    passed = [event for event in logs.of(_MISSING) if event.states is FactKind.RECOVERED]
+    came = {(reader.attempt_of(event.line), event.values.get("key")) for event in (*passed, *logs.of("all-came"))}
+    steps = find_last_steps(logs) if reports else {}
+
+    def is_over(event: LogEvent) -> bool:
+        attempt, line = reader.attempt_of(event.line), event.line
+        is_told = not came.isdisjoint({(attempt, event.values.get("key")), (attempt, None)})
+        return is_told or line.number < steps.get(line.source.shown, 0)
+
+    waiting = [event for event in reports if event.number("rank") is not None and not is_over(event)]
     few = [event for event in waiting if _count(event, "present") < _count(event, "wanted")]
     yield from _barrier(reader, few, counts)
     many = [event for event in waiting if _count(event, "present") > _count(event, "wanted")]

@@ -15,6 +15,7 @@ from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.readings.progress import find_last_steps
 
 MAX_WORLD = 4096
 """Maximum number of ranks in a Gloo group: pairs are counted."""
@@ -26,9 +27,11 @@ _Told = tuple[str, list[int], str, str, Confidence]
 def read_dials(reader: FactReader) -> Iterator[Fact]:
     """Return the culprits of failed connections."""
     reports: dict[int, LogEvent] = {}  # of each rank the first
-    for event in reader.logs.of("dial"):
-        if (rank := event.number("dialler")) is not None:
-            reports.setdefault(rank, event)
+    told_by = [event for event in reader.logs.of("dial") if event.number("dialler") is not None]
+    steps = find_last_steps(reader.logs) if told_by else {}
+    for event in told_by:
+        if event.line.number > steps.get(event.line.source.shown, 0):  # else it connected in the end
+            reports.setdefault(event.number("dialler") or 0, event)
     world = max((max(event.number("world") or 0, rank + 1) for rank, event in reports.items()), default=0)
     if not 2 <= world <= MAX_WORLD:
         return

@@ -158,11 +158,15 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
 
 
 def _not_ended(reader: FactReader) -> Iterator[Fact]:
-    """The agent ends all workers except the one that has already ended."""
+    """The agent ends all workers except the one that has already ended.
+
+    If it was told to end itself, it ends all of them: a number that is missing is a thread's.
+    """
+    is_told = any(reader.logs.of(Trait.ENDS_FROM_OUTSIDE))
     closed = {
         int(event.values["pid"]): event.line
         for event in reader.logs.of("closing")
-        if event.values["signal"] == "SIGTERM"
+        if event.values["signal"] == "SIGTERM" and not is_told
     }
     first, last = min(closed, default=0), max(closed, default=0)
     gone = [pid for pid in range(first, last) if pid not in closed] if last - first <= MAX_GAP else []

@@ -16,6 +16,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
+from msgspec.structs import replace
+
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Fact, FactKind, Who
 from allranks.model.finding import Confidence
@@ -34,43 +36,46 @@ _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
 def read_opcounts(reader: FactReader) -> Iterator[Fact]:
     """Return the first call in which a minority of the processes differs (NCCL_DEBUG_SUBSYS=COLL).
 
-    If a process has several communicators of one size, a line does not tell which one it means: nothing follows. How
-    far a process came does not follow either: NCCL lists what is enqueued, and lines may be missing at a log's end.
+    A line has its communicator as an address in its process. So if a process has several of one size, or more processes
+    than that list one, as those of pipeline stages, nobody knows which calls belong together: nothing follows. How far
+    a process came does not follow either: NCCL lists what is enqueued, and lines may be missing at a log's end.
     """
-    calls: defaultdict[tuple[str, int], dict[object, LogEvent]] = defaultdict(dict)
-    comms: defaultdict[tuple[str, object], set[str]] = defaultdict(set)
-    for event in reader.logs.of("collective"):
-        size, process = event.values["size"], (event.line.node, event.line.pid, event.line.local_rank)
-        calls[size, int(event.values["number"], 16)].setdefault(process, event)
-        comms[size, process].add(event.values["comm"])
-    unclear = {size for (size, _), own in comms.items() if len(own) > 1}
-    for (size, number), events in sorted(calls.items()):
-        kinds = Counter(map(_kind_of_call, events.values()))
-        (usual, most), *others = kinds.most_common()
-        if size not in unclear and len(events) >= _LEAST and others and most > others[0][1]:
-            odd = [event.line for event in events.values() if _kind_of_call(event) != usual]
-            whole = next(event.line for event in events.values() if _kind_of_call(event) == usual)
+    calls: defaultdict[tuple[str, int], dict[object, tuple[str, Line]]] = defaultdict(dict)
+    comms: defaultdict[str, dict[object, str]] = defaultdict(dict)
+    unclear: set[str] = set()
+    listed = [*reader.logs.of("collective")]
+    last = max((reader.attempt_of(event.line) for event in listed), default=0)
+    for event in (event for event in listed if reader.attempt_of(event.line) == last):
+        line, values, size = event.line, event.values, event.values["size"]
+        process = line.node, line.pid, line.local_rank
+        called = "{op} of {count} elements of type {datatype}".format_map(values)
+        calls[size, int(values["number"], 16)].setdefault(process, (called, line))
+        if comms[size].setdefault(process, values["comm"]) != values["comm"] or len(comms[size]) > int(size):
+            unclear.add(size)
+    for (size, number), told in sorted(calls.items()):
+        (usual, most), *others = Counter(called for called, _ in told.values()).most_common()
+        if size not in unclear and len(told) >= _LEAST and others and most > others[0][1]:
+            odd = [line for called, line in told.values() if called != usual]
+            whole = next(line for called, line in told.values() if called == usual)
             yield from reader.infer(
                 FactKind.RAISED,
                 _DIFFERENT,
                 (odd[0], whole),
-                f"call {number:x} is {others[0][0]} on {len(odd)} of {len(events)} processes, {usual} on the others",
+                f"call {number:x} is {others[0][0]} on {len(odd)} of {len(told)} processes, {usual} on the others",
                 who=map(reader.people.speaker, odd),
                 things=tuple(f"process {line.pid}" for line in odd if line.pid is not None),
             )
             return
 
 
-def _kind_of_call(event: LogEvent) -> str:
-    return "{op} of {count} elements of type {datatype}".format_map(event.values)
-
-
 def read_ras(reader: FactReader) -> Iterator[Fact]:
-    """Return the named ranks that have launched least, at the first report of such ranks: the others wait for them.
+    """Return the named ranks that have launched least, at the last report of such ranks: the others wait for them.
 
     RAS tells in consecutive lines how many ranks of a communicator have launched how many operations of a kind, and
-    names the ranks of a count if they are few (NCCL 2.24 and later, src/ras/client_support.cc).
+    names the ranks of a count if they are few (NCCL 2.24 and later, src/ras/client_support.cc). In a running job some
+    are always behind: what an earlier report tells may be over.
     """
+    found: Iterator[Fact] = iter(())
     events = enumerate(reader.logs.of("launched", "launched-rank"))
     for _, report in groupby(events, lambda pair: (pair[1].line.source.shown, pair[1].line.number - pair[0])):
         lines: dict[int, Line] = {}
@@ -84,15 +89,18 @@ def read_ras(reader: FactReader) -> Iterator[Fact]:
                 sizes[count] += event.number("size") or 1
             whos[count] += named(event)[0]
         least, *more = sorted(lines)[:2] or [0]
-        if more and len(whos[least]) == sizes[least]:
-            told = f"{fold_ranks(who.rank or 0 for who in whos[least])} launched {least} operations, "
-            yield from reader.behind(
+        behind, size = whos[least], sizes.total()
+        if more and len(behind) == sizes[least]:
+            told = fold_ranks(who.rank or 0 for who in behind)
+            if reader.people.world not in {None, size}:  # it numbers the ranks of each communicator from 0
+                told, behind = f"{told} of a communicator of {size}", [replace(who, rank=None) for who in behind]
+            found = reader.behind(
                 (lines[least], lines[more[0]]),
-                f"{told}the others {more[0]} and more",
-                who=whos[least],
+                f"{told} launched {least} operations, the others {more[0]} and more",
+                who=behind,
                 ask="the stack of those ranks while it hangs: allranks stack JOB",
             )
-            return
+    yield from found
 
 
 def read_stalls(reader: FactReader) -> Iterator[Fact]:
@@ -188,7 +196,6 @@ def read_saved_stacks(reader: FactReader) -> Iterator[Fact]:
                 (thread.line, frame.line, waiting[0][0].line),
                 f"it is in {where} while {len(waiting)} others wait in a collective",
                 who=[reader.people.speaker(thread.line)],
-                confidence=Confidence.CERTAIN,
                 things=(f"process {thread.values['thread']}",),
             )
 

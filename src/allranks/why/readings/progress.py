@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind
 from allranks.report.text import fold_ranks
 from allranks.why.attempts import ANEW, RESTART
@@ -14,7 +13,7 @@ from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
-from allranks.why.step_lines import NUMBER, SLURM, is_step
+from allranks.why.step_lines import NUMBER, SLURM, is_of_training, is_step
 
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
 _WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
@@ -36,8 +35,17 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
             yield reader.state(FactKind.STEP, line)
 
 
+def find_last_steps(logs: Logs) -> dict[str, int]:
+    """Return the number of the last line with a step of the training, by file: what stands above it was overcome."""
+    lines = (line for tail in logs.tails for line in tail.lines)
+    return {line.source.shown: line.number for line in lines if is_of_training(line.text)}
+
+
 def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
-    """Return the one rank, or device, whose last step is lower than that of all others, and its line; or None."""
+    """Return the one rank, or device, whose last step is lower than that of all others, and its line; or None.
+
+    The others wait for it, so their last steps are one. If they differ, output was lost that was still in buffers.
+    """
     ranks: dict[int | str, tuple[int, Line]] = {}
     devices: dict[int | str, tuple[int, Line]] = {}
     for line in (line for tail in logs.tails for line in tail.lines if is_step(line.text)):
@@ -48,25 +56,21 @@ def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
                 devices[device[1]] = int(match[1]), line
     for steps in (ranks, devices):
         if len(steps) >= _LEAST:
-            first, second, *_ = sorted(steps, key=lambda who: steps[who][0])
-            return (first, steps[first][1]) if steps[first][0] < steps[second][0] else None
+            first, second, *_, last = sorted(steps, key=lambda who: steps[who][0])
+            is_one = steps[first][0] < steps[second][0] == steps[last][0]
+            return (first, steps[first][1]) if is_one else None
     return None
 
 
 def read_laggard(reader: FactReader) -> Iterator[Fact]:
-    """Return who made fewer steps than all others, if those timed out or lost a connection after they had begun."""
-    has_begun = not any(reader.logs.of(Trait.OTHERS_WAIT_FOR_IT))
-    if not has_begun or not any(event.is_loss for event in reader.logs.events):
-        return
-    if (laggard := find_laggard(reader.logs, reader.people)) is not None:
+    """Return who made fewer steps than all others, if those timed out or lost a connection."""
+    laggard = find_laggard(reader.logs, reader.people) if any(event.is_loss for event in reader.logs.events) else None
+    if laggard is not None:
         who, line = laggard
         about: dict[str, Any] = {"ranks": (who,)} if isinstance(who, int) else {"things": (who,)}
         name = fold_ranks([who]) if isinstance(who, int) else who
-        told, ask = (
-            f"{name} made fewer steps than all others",
-            f"the stack of {name} while it hangs: allranks stack JOB",
-        )
-        yield from reader.behind((line,), told, when=NEVER_SAID, ask=ask, **about)  # by other clocks than theirs
+        about |= {"when": NEVER_SAID, "ask": f"the stack of {name} while it hangs: allranks stack JOB"}  # other clocks
+        yield from reader.behind((line,), f"{name} made fewer steps than all others", **about)
 
 
 def read_restarts(reader: FactReader) -> Iterator[Fact]:

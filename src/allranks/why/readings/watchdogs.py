@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Fact
-from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.reach import DEFAULT_GROUP
 from allranks.report.text import fold_ranks
@@ -57,35 +56,43 @@ def _sizes(report: LogEvent, reporters: int) -> tuple[tuple[int, ...], ...]:
 
 def read_watchdogs(reader: FactReader) -> Iterator[Fact]:
     """Return which rank is behind, silent or in another collective of its group, and which did something else."""
-    reports = []
+    starts: dict[int, list[tuple[LogEvent, int]]] = {}
     for event in reader.logs.of(Trait.ONLY_WAITS):
         rank = reader.people.speaker(event.line).rank
         rank = own_rank(event) if rank is None else rank
         if rank is not None:
-            reports.append((event, rank))
-    if reports:
-        yield from _table(reader, reports)
-    yield from _elsewhere(reader, reports)
+            starts.setdefault(reader.attempt_of(event.line), []).append((event, rank))
+    last = max(starts, default=0)
+    waited = [rank for reports in starts.values() for rank in {rank for _, rank in reports}]
+    if len(waited) == len({*waited}):  # nobody in two of them: not every file tells of each start
+        starts = {last: [report for reports in starts.values() for report in reports]}
+    for attempt, reports in starts.items():
+        yield from _table(reader, reports, attempt)
+    yield from _elsewhere(reader, starts[last])
 
 
-def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
+def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt: int) -> Iterator[Fact]:
     """Fill the table of progress with what the watchdogs say: in which call each rank waits, and what it counts.
 
-    A line without its group is of the group that another line of its rank names, for this number or at all.
+    A line without its group is of the group that another line of its rank names, for this number or at all; else of
+    that of all ranks, unless one of them counts its ranks in another way than the job does.
     """
+    groups = {group for event, _ in reports if (group := event.values.get("group"))}
+    are_smaller = any(
+        event.number("rank") not in {None, rank} for event, rank in reports if "group" not in event.values
+    )
+    usual = groups.pop() if len(groups) == 1 else "" if are_smaller else DEFAULT_GROUP
     group_of: dict[object, str] = {}
-    for event, rank in reports:
-        if event.values.get("group"):
-            group_of.setdefault(rank, event.values["group"])
-            group_of.setdefault((rank, event.number("seq")), event.values["group"])
-    usual = {*group_of.values()}.pop() if len({*group_of.values()}) == 1 else DEFAULT_GROUP
+    for event, rank in reversed(reports):  # the first one counts
+        if group := event.values.get("group"):
+            group_of |= {rank: group, (rank, event.number("seq")): group}
     told: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
     enqueued: defaultdict[int, dict[str, int]] = defaultdict(dict)
     completed: defaultdict[int, dict[str, int]] = defaultdict(dict)
     lines: dict[int, Line] = {}
     for event, rank in reports:
         known = event.values.get("group") or group_of.get((rank, event.number("seq"))) or group_of.get(rank, usual)
-        if event.number("seq") is not None or "op" in event.values:
+        if known and (event.number("seq") is not None or "op" in event.values):
             first = told[known].get(rank, event)
             told[known][rank] = replace(first, values={**event.values, **first.values})
             lines.setdefault(rank, event.line)
@@ -100,29 +107,26 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
             calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
     dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
-        places = {rank: place_of(line) for rank, line in lines.items()}
-        attempt, when = max(map(reader.attempt_of, lines.values())), reader.before(lines.values())
+        places, when = {rank: place_of(line) for rank, line in lines.items()}, reader.before(lines.values())
         yield from read_stops(dumps, world=reader.people.size, places=places, when=when, attempt=attempt)
 
 
 def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
-    """Ranks that did something else for as long as the others' timeout.
+    """Ranks that did something else for as long as the others' timeout, and did not wait themselves.
 
     They say how long something took; or the last progress bar, which usually only the first rank shows, ran for as
     long; or the last message before the timeouts is as old, and says what was begun.
     """
     timeouts = [ms for event in reader.logs.of(Trait.ONLY_WAITS) if (ms := event.number("ms"))]
-    limit_s = min(timeouts, default=0) / 1000
+    limit_s, waiting = min(timeouts, default=0) / 1000, {rank for _, rank in reports}
     took = [event for event in reader.logs.of("took") if timeouts and float(event.values["seconds"]) > limit_s]
-    slow = [event for event in took if event.line.rank is not None]
+    slow = [event for event in took if event.line.rank is not None and event.line.rank not in waiting]
     if ranks := sorted({event.line.rank or 0 for event in slow}):
         told = f"{fold_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s"
-        lines = [event.line for event in slow[:3]]
-        yield from reader.behind(lines, told, ranks=ranks, confidence=Confidence.CERTAIN, ask=_ASK)
-    timed = [(event.line, rank) for event, rank in reports if event.number("ms")]
-    if not timed:
+        yield from reader.behind([event.line for event in slow[:3]], told, ranks=ranks, ask=_ASK)
+    first = next((event.line for event, _ in reports if event.number("ms")), None)
+    if first is None:
         return
-    first, waiting = timed[0][0], {rank for _, rank in timed}
     lines = [line for tail in reader.logs.tails for line in tail.lines]
     bars = [(line, match) for line in lines if "%|" in line.text and (match := _BAR.search(line.text))]
     busy = [(line, sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)))
