@@ -94,8 +94,8 @@ class Attempts:
                 ended[line.node] = line
                 if event.kind == "failures" or (event.sign is not None and event.sign.said is Said.SCHEDULER):
                     over[line.node] = line
-                if _REQUEUE.search(line.text) and self._fails_again(line):
-                    self._unsure[shown] = line.number
+                if event.sign is not None and event.sign.said is Said.SCHEDULER and self._goes_on(line, steps):
+                    self._unsure[shown] = line.number + 1
             elif key not in seen:
                 seen.add(key)
             else:
@@ -146,6 +146,10 @@ class Attempts:
                 numbers.append(line.number)
                 latest.append(when)
         return found
+
+    def _goes_on(self, line: Line, steps: Sequence[Line]) -> bool:
+        """Whether something of the user's runs below the end of the job: it may have been begun again."""
+        return self._fails_otherwise(line) or (bool(steps) and steps[-1].number > line.number)
 
     def _fails_otherwise(self, line: Line) -> bool:
         """Whether another script, or file of the user's, fails below a line."""
