@@ -149,7 +149,8 @@ class Attempts:
 
     def _goes_on(self, line: Line, steps: Sequence[Line]) -> bool:
         """Whether something of the user's runs below the end of the job: it may have been begun again."""
-        return self._fails_otherwise(line) or (bool(steps) and steps[-1].number > line.number)
+        is_later = bool(steps) and steps[-1].number > line.number and not self._is_of_another_file(steps[-1])
+        return is_later or self._fails_otherwise(line)
 
     def _fails_otherwise(self, line: Line) -> bool:
         """Whether another script, or file of the user's, fails below a line."""

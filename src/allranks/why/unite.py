@@ -54,23 +54,14 @@ def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
     A kernel's log has all that happened on its machine: years of it, and other people's. Such a kill is likely; beside
     a failure of the job there, it is undecided if it was more than NEAR_S earlier, or if its name is no Python's.
     """
-    failed: defaultdict[str | None, list[When]] = defaultdict(list)
-    for fact in facts:
-        if fact.kind in _FAILED and fact.said is not Said.KERNEL:
-            for machine in {fact.who.node, fact.who.pod} - {None}:
-                failed[machine].append(fact.when)
+    has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in facts)
     found = []
     for fact in facts:
         is_kill = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.signal == SIGKILL
         if is_kill and fact.who.rank is None and fact.who.local_rank is None:
-            near = [*failed.get(fact.who.node, ()), *failed.get(fact.who.pod, ())]
             name = _KILLED.search(fact.places[0].text)
             is_other = name is not None and not name[1].startswith(_NAMES)
-            same = [when for when in near if when.clock and when.clock == fact.when.clock]
-            since_s = [(when.earliest_s or 0.0) - (fact.when.latest_s or 0.0) for when in same]
-            is_far = min(since_s, default=0.0) > NEAR_S
-            doubt = Confidence.UNDECIDED if near and (is_other or is_far) else Confidence.LIKELY
-            fact = replace(fact, confidence=doubt)
+            fact = replace(fact, confidence=Confidence.UNDECIDED if is_other and has_failed else Confidence.LIKELY)
         found.append(fact)
     return found
 
