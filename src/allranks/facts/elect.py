@@ -92,8 +92,9 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
     says so. If one came before it, it is likely at most.
     """
     own = [item for item in strong if item.kind is FactKind.RAISED and item.fact.confidence is Confidence.CERTAIN]
-    files = {item.place.source for item in own} - {""}
-    strangers = [it for it in strong if it.kind in _STRANGE and it.place.source not in files and _is_apart(it)]
+    strangers = [item for item in strong if item.kind in _STRANGE and _is_apart(item)]
+    files = {item.place.source for item in own} - {""}  # a fault that stands in the log of who failed may be why
+    strangers = [item for item in strangers if item.kind is FactKind.ENDED or item.place.source not in files]
     for item in own:
         near = [stranger for stranger in strangers if stranger.who.compare_machines(item.who) is Same.YES]
         item.is_doubted |= any(sooner(stranger, item) for stranger in strangers)
@@ -174,9 +175,10 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         most, blamed = Confidence.LIKELY, ()
     # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
     is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
-    has_job = any(item.sort is not Sort.PROGRESS and item.fact.said is not Said.KERNEL for item in items)
-    is_unsure = is_unsure or (has_job and best.fact.said is Said.KERNEL and _is_apart(best))
-    if best.is_doubted or is_unsure:
+    files = {item.place.source for item in items if item.sort is not Sort.PROGRESS and not is_outside(item)}
+    is_told_there = best.kind is FactKind.ENDED or best.place.source in files  # by srun, in the job's own file
+    is_elsewhere = bool(files) and (best.fact.said is Said.KERNEL or not is_told_there)
+    if best.is_doubted or is_unsure or (is_elsewhere and _is_apart(best)):
         most = _at_most(Confidence.LIKELY, most)
     return Root(tuple(item.fact for item in like), part, _at_most(most, best.fact.confidence), blamed)
 
