@@ -184,7 +184,7 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
 
 
 def _is_apart(item: Item) -> bool:
-    """Whether it is told from outside, and nothing ties it to the job: no name, and nobody who failed by it soon after."""
+    """Whether it is told from outside, and nothing ties it to the job: no name, and nobody who soon failed by it."""
     own = [it for it in item.effects if it.causes[item] and it.who.compare(item.who) is not Same.NO]
     return is_outside(item) and not item.fact.is_of_job and not any(is_soon(item, effect) for effect in own)
 

@@ -74,9 +74,9 @@ def is_claimed(fact: Fact) -> bool:
 
 
 def is_outside(item: Item) -> bool:
-    """Whether a kernel or the scheduler tells it of a machine, or of a process that nobody knows as one of the job's."""
-    is_nobodys = item.fact.said in {Said.KERNEL, Said.SCHEDULER} and (item.who.rank, item.who.local_rank) == (None, None)
-    return is_nobodys and item.kind is not FactKind.SCHEDULER_END
+    """Whether a kernel or the scheduler tells it of a machine, or of a process that nobody knows as the job's."""
+    is_told = item.fact.said in {Said.KERNEL, Said.SCHEDULER} and item.kind is not FactKind.SCHEDULER_END
+    return is_told and (item.who.rank, item.who.local_rank) == (None, None)
 
 
 @dataclass(slots=True, eq=False)

@@ -163,7 +163,9 @@ def strikes(reason: Item, effect: Item) -> bool:
     if reason.kind is FactKind.DEVICE_FAULT:
         is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
         return effect.kind is FactKind.ENDED or is_named
-    return reason.kind in {FactKind.NODE_LOST, FactKind.LINK_FAULT} and effect.sort is not Sort.BREAK
+    if reason.kind is FactKind.LINK_FAULT:  # it ends no process: what is lost by it does, or a watchdog
+        return effect.sort > Sort.END or effect.fact.signal == SIGABRT
+    return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 
 def is_soon(reason: Item, effect: Item) -> bool:

@@ -103,7 +103,7 @@ def _is_near(above: LogEvent, below: LogEvent) -> bool:
 
 
 def _find_other_calls(logs: Logs) -> Iterator[LogEvent]:
-    """Yield what counts only in a call whose file its sign names, at the start before any step, and is of another one."""
+    """Yield what counts only in a call whose file its sign names (at a start: before any step) and is of another."""
     if not any(event.sign and event.sign.frame for event in logs.events):
         return
     frames: dict[object, str] = {}
