@@ -163,8 +163,9 @@ def strikes(reason: Item, effect: Item) -> bool:
     if reason.kind is FactKind.DEVICE_FAULT:
         is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
         return effect.kind is FactKind.ENDED or is_named
-    if reason.kind is FactKind.LINK_FAULT:  # it ends no process: what is lost by it does, or a watchdog
-        return effect.sort > Sort.END or effect.fact.signal == SIGABRT
+    if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
+        is_end = effect.fact.signal == SIGABRT or reason.fact.is_fatal or reason.fact.said is Said.INFERRED
+        return effect.sort > Sort.END or is_end
     return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 
