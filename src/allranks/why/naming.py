@@ -131,11 +131,9 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
-    is_end = all(fact.kind is FactKind.SCHEDULER_END for fact in facts)
-    if (pod := _pod(lines)) and (is_end or all(fact.said is Said.SCHEDULER for fact in facts)):
+    pod = _pod(lines)
+    if all(fact.kind is FactKind.SCHEDULER_END or (pod and fact.said is Said.SCHEDULER) for fact in facts):
         return pod
-    if is_end:
-        return Culprit()
     is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)
     if all(map(is_suffered, facts)) or (is_plain and len(list(logs.of("launcher-kills"))) > 1):
         return Culprit()  # of several, DeepSpeed's launcher names the last one
