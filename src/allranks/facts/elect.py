@@ -14,9 +14,9 @@ from signal import SIGABRT
 
 from msgspec.structs import replace
 
-from allranks.facts.fact import FactKind, Who
-from allranks.facts.item import FEW, Item, Sort, directness, is_strangers
-from allranks.facts.rules import sooner
+from allranks.facts.fact import FactKind, Said, Same, Who
+from allranks.facts.item import FEW, Item, Sort, directness, is_outside
+from allranks.facts.rules import is_soon, sooner
 from allranks.facts.story import CauseEdge, Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
 
@@ -25,6 +25,7 @@ DEPTH = 3
 """Number of parts of directness that decide between two facts; what they are does not."""
 AT_ONCE_S = 10.0
 """Seconds in which all ranks come to the same line."""
+_STRANGE = frozenset((FactKind.ENDED, FactKind.DEVICE_FAULT))
 _LESS = {Confidence.CERTAIN: Confidence.LIKELY, Confidence.LIKELY: Confidence.UNDECIDED}
 
 
@@ -85,15 +86,19 @@ def _is_strong(item: Item, finished: Sequence[Item]) -> bool:
 
 
 def _without_strangers(strong: list[Item]) -> list[Item]:
-    """Return the candidates without kills of processes that nobody ties to the job, if a rank failed by itself.
+    """Return the candidates without ends and faults that nothing ties to the job, if a rank failed by itself.
 
-    An exception of its own that nobody caught is no consequence of such a kill; what follows from the end of a data
-    loader says so. If the kill came before it, it is likely at most.
+    An exception of its own that nobody caught is no consequence of them; what follows from the end of a data loader
+    says so. If one came before it, it is likely at most.
     """
-    own = [item for item in strong if item.kind is FactKind.RAISED and item.fact.confidence is not Confidence.UNDECIDED]
-    strangers = [item for item in strong if is_strangers(item)]
+    own = [item for item in strong if item.kind is FactKind.RAISED and item.fact.confidence is Confidence.CERTAIN]
+    strangers = [item for item in strong if item.kind in _STRANGE and _is_apart(item)]
+    files = {item.place.source for item in own} - {""}  # a fault that stands in the log of who failed may be why
+    strangers = [item for item in strangers if item.kind is FactKind.ENDED or item.place.source not in files]
     for item in own:
+        near = [stranger for stranger in strangers if stranger.who.compare_machines(item.who) is Same.YES]
         item.is_doubted |= any(sooner(stranger, item) for stranger in strangers)
+        item.is_doubted |= not all(sooner(item, stranger) for stranger in near)
     return [item for item in strong if item not in strangers] if own else strong
 
 
@@ -170,9 +175,18 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         most, blamed = Confidence.LIKELY, ()
     # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
     is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
-    if best.is_doubted or is_unsure:
+    files = {item.place.source for item in items if item.sort is not Sort.PROGRESS and not is_outside(item)}
+    is_told_there = best.kind is FactKind.ENDED or best.place.source in files  # by srun, in the job's own file
+    is_elsewhere = bool(files) and (best.fact.said is Said.KERNEL or not is_told_there)
+    if best.is_doubted or is_unsure or (is_elsewhere and _is_apart(best)):
         most = _at_most(Confidence.LIKELY, most)
     return Root(tuple(item.fact for item in like), part, _at_most(most, best.fact.confidence), blamed)
+
+
+def _is_apart(item: Item) -> bool:
+    """Whether it is told from outside, and nothing ties it to the job: no name, and nobody who soon failed by it."""
+    own = [it for it in item.effects if it.causes[item] and it.who.compare(item.who) is not Same.NO]
+    return is_outside(item) and not item.fact.is_of_job and not any(is_soon(item, effect) for effect in own)
 
 
 def _at_most(most: Confidence, confidence: Confidence) -> Confidence:

@@ -73,10 +73,10 @@ def is_claimed(fact: Fact) -> bool:
     return fact.said is Said.KERNEL or is_schedulers
 
 
-def is_strangers(item: Item) -> bool:
-    """Whether the kernel killed some process, and nobody says that it was one of the job's."""
-    is_kill = item.kind is FactKind.ENDED and item.fact.said is Said.KERNEL and item.fact.signal == SIGKILL
-    return is_kill and not item.fact.is_of_job and (item.who.rank, item.who.local_rank) == (None, None)
+def is_outside(item: Item) -> bool:
+    """Whether a kernel or the scheduler tells it of a machine, or of a process that nobody knows as the job's."""
+    is_told = item.fact.said in {Said.KERNEL, Said.SCHEDULER} and item.kind is not FactKind.SCHEDULER_END
+    return is_told and (item.who.rank, item.who.local_rank) == (None, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -159,6 +159,8 @@ def make_items(facts: Sequence[Fact]) -> list[Item]:
     for index, fact in enumerate(ordered):
         is_writers = fact.said is Said.SELF and fact.places  # of the unknown writer of its file
         process = _name(fact.who) if fact.who else ("writer", fact.place.source if is_writers else index)
+        if fact.who.is_node and fact.said is Said.KERNEL:  # what it tells is of no process there that writes
+            process = "kernel", fact.who
         if isinstance(process, Who) and process.local_rank is not None and process.pid is None and fact.places:
             process = process.local_rank, fact.place.source
         items.append(Item(fact, index, process, sort_of(fact), fact.when, fact.when, fact.is_first_observed))

@@ -32,6 +32,8 @@ def explain_process(items: Sequence[Item]) -> None:
         date(broke, end)
     ended = None if away is not None or (end is not None and end.fact.signal == SIGABRT) else end
     is_lost_first = lost is not None and broke is not None and sooner(lost, broke)
+    if is_lost_first and broke is not None and broke.fact.is_generic:  # perhaps in words of its own
+        broke.is_doubted = True
     for item in items:
         is_crash = item.sort is Sort.BREAK and item.kind is FactKind.ENDED
         reasons: tuple[Item | None, ...] = (broke, lost)

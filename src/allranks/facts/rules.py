@@ -163,4 +163,13 @@ def strikes(reason: Item, effect: Item) -> bool:
     if reason.kind is FactKind.DEVICE_FAULT:
         is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
         return effect.kind is FactKind.ENDED or is_named
-    return reason.kind in {FactKind.NODE_LOST, FactKind.LINK_FAULT} and effect.sort is not Sort.BREAK
+    if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
+        is_end = effect.fact.signal == SIGABRT or reason.fact.is_fatal or reason.fact.said is Said.INFERRED
+        return effect.sort > Sort.END or is_end
+    return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
+
+
+def is_soon(reason: Item, effect: Item) -> bool:
+    """Whether the effect certainly came soon after the reason."""
+    is_dated = effect.when.clock != "" and effect.when.clock == reason.when.clock
+    return is_dated and effect.when.after_s(reason.when) <= CLOCKS_S

@@ -125,7 +125,8 @@ class _Between:
         suffered = Pool(self._of(Sort.LOSS, Sort.WAIT))
         for item in breaks:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
-                self._possibly(item, (own, sooner), (suffered, rules.is_failure_before))
+                is_first = not self._possibly(item, (own, sooner), (suffered, rules.is_failure_before))
+                item.is_doubted = is_first and own.find(item, rules.not_after) is not None
             elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:

@@ -12,7 +12,8 @@ from collections.abc import Hashable, Sequence
 from signal import SIGABRT
 
 from allranks.facts.fact import FactKind, Said, Who
-from allranks.facts.item import SUFFERED, Item, Sort
+from allranks.facts.item import SUFFERED, Item, Sort, is_outside
+from allranks.facts.rules import CLOCKS_S
 from allranks.model.finding import Confidence
 
 GOES_ON_S = 10.0
@@ -35,7 +36,7 @@ class _Later:
         for item in items:
             if item.kind is FactKind.RECOVERED:
                 self._add((item.process, item.fact.interface), item)
-                self._add((Who(node=item.who.node), item.fact.interface), item)  # as its kernel tells of it
+                self._add((("kernel", Who(node=item.who.node)), item.fact.interface), item)
             elif item.sort is Sort.PROGRESS:
                 is_jobs = item.kind is FactKind.FINISHED and not item.who
                 self._add(_JOB if is_jobs else (item.process, None), item)
@@ -74,7 +75,7 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
             continue
         own = [_JOB, (item.process, None), (item.process, item.fact.interface)]
         if item.kind in _HARD_ENDS:
-            own = [_JOB] if _is_of_nobody(item) else []
+            own = [_JOB] if item.kind is FactKind.ENDED and is_outside(item) else []
         is_raised = item.kind is FactKind.RAISED
         end = ends.get(item.process)
         # A process that ends with an exception prints what it had buffered below it.
@@ -84,9 +85,11 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         is_later |= not may_be_buffered and any(later.is_by_line(whose, item) for whose in own)
         is_its_last = has_ended and (is_raised or item.sort in SUFFERED)  # whenever the others made a step
         may_be_caught = not item.fact.is_generic and not item.fact.is_fatal
-        if may_be_caught and not is_its_last and item.kind not in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
-            is_links = item.kind is FactKind.LINK_FAULT and item.who.node is not None  # clocks of nodes differ
-            is_later |= later.is_by_time(("on", item.who.node) if is_links else "anybody", item, GOES_ON_S)
+        if is_outside(item) or (item.kind is FactKind.LINK_FAULT and item.who.node):  # clocks of nodes differ
+            is_later |= later.is_by_time(("on", item.who.node), item, GOES_ON_S)
+            is_later |= later.is_by_time("anybody", item, CLOCKS_S)
+        elif may_be_caught and not is_its_last and item.kind not in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
+            is_later |= later.is_by_time("anybody", item, GOES_ON_S)
         if is_later:
             survived.add(item)
         elif is_raised and may_be_caught and item.fact.said is not Said.INFERRED:  # that is why they wait
@@ -100,9 +103,3 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         item.is_weak = item.is_doubted or (is_likely and item.process not in ends)
         item.is_real &= not item.is_weak
     return survived
-
-
-def _is_of_nobody(item: Item) -> bool:
-    """Whether the kernel or the scheduler ended some process, and nobody says that it was one of the job's ranks."""
-    is_seen = item.kind is FactKind.ENDED and item.fact.said in {Said.KERNEL, Said.SCHEDULER}
-    return is_seen and (item.who.rank, item.who.local_rank) == (None, None)

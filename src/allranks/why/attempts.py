@@ -92,10 +92,12 @@ class Attempts:
             line, key = event.line, (event.line.rank, event.line.local_rank, event.line.node, event.values.get("what"))
             if event.kind not in _STARTS:
                 ended[line.node] = line
-                if event.kind == "failures" or (event.sign is not None and event.sign.said is Said.SCHEDULER):
+                is_told = event.sign is not None and event.sign.said is Said.SCHEDULER
+                if event.kind == "failures" or is_told:
                     over[line.node] = line
-                if _REQUEUE.search(line.text) and self._fails_again(line):
-                    self._unsure[shown] = line.number
+                is_failing = self._fails_again(line) or self._fails_otherwise(line)
+                if is_told and (is_failing or (_go_on(steps, line) and not self._is_of_another_file(steps[-1]))):
+                    self._unsure[shown] = line.number + 1  # something of the user's runs below
             elif key not in seen:
                 seen.add(key)
             else:
@@ -103,7 +105,7 @@ class Attempts:
                 end = _last(over, line.node, begun)
                 is_requeue = end is not None and _REQUEUE.search(end.text) is not None
                 fails_again, is_other = self._fails_again(line), self._fails_otherwise(line)
-                goes_on = bool(steps) and steps[-1].number > line.number and not is_other
+                goes_on = _go_on(steps, line) and not is_other
                 if end is not None and (is_requeue or fails_again or goes_on) and self._is_later(event, end):
                     self._note(line, line.node)
                 elif _last(ended, line.node, begun) is not None:
@@ -180,6 +182,11 @@ class Attempts:
             self._starts.append(when)
         elif when.is_before(self._starts[attempt]):
             self._starts[attempt] = when
+
+
+def _go_on(steps: Sequence[Line], line: Line) -> bool:
+    """Whether the training makes steps below a line."""
+    return bool(steps) and steps[-1].number > line.number
 
 
 def _find_fall(steps: Sequence[Line], end: int, repeated: int) -> int | None:

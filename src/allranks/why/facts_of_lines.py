@@ -39,7 +39,7 @@ CLIENTS = " clients joined"
 MAX_ALIKE = 8
 """Number of facts of one sign that are kept of one writer in one file."""
 _SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
-_FATAL = frozenset((FactKind.RAISED, FactKind.STORE_GONE))
+_FATAL = frozenset((FactKind.RAISED, FactKind.STORE_GONE, FactKind.LINK_FAULT))
 _COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED))
 MAX_INFERRED = 64
 """Number of processes of one inference that get a fact of their own."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from allranks.causes.cause import Family, Trait
-from allranks.facts.fact import Fact, FactKind, Same, Who
+from allranks.facts.fact import Fact, FactKind, Said, Same, Who
+from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
@@ -39,7 +40,7 @@ def name_somebody(
     conclusion: Conclusion, facts: Sequence[Fact], explained: Sequence[Fact], logs: Logs, people: People
 ) -> Conclusion:
     """Return the conclusion with a culprit, if its own facts name none or only a part: what they explain may."""
-    culprit = conclusion.culprit
+    culprit, confidence = conclusion.culprit, conclusion.confidence
     own = [fact for fact in explained if fact.who.rank is not None and _may_be_its(fact, facts)]
     if own and not culprit.ranks and any(fact.kind in _OWN for fact in facts):
         first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
@@ -50,11 +51,14 @@ def name_somebody(
             if is_suffered(fact) and fact.who == facts[0].who:
                 culprit |= describe(fact.peer) | Culprit(things=fact.things)
     culprit |= _named_beside(conclusion, culprit, logs)
-    culprit = culprit or _someone(conclusion, facts, logs, people)
+    if not culprit:
+        culprit = _someone(conclusion, facts, logs, people)
+        if (culprit.ranks or culprit.nodes) and any(fact.said is not Said.SELF for fact in facts):
+            confidence = max(confidence, Confidence.LIKELY, key=lambda sureness: sureness.doubt)  # it is a guess
     culprit = _add_place(conclusion, culprit, logs)
     ranks = culprit.ranks if len(culprit.ranks) <= MAX_THINGS and not culprit.nodes else ()
     nodes = [node for rank in ranks if (node := people.know(Who(rank=rank)).node)]
-    return replace(conclusion, culprit=Culprit(nodes=tuple(nodes)) | culprit)
+    return replace(conclusion, culprit=Culprit(nodes=tuple(nodes)) | culprit, confidence=confidence)
 
 
 def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
@@ -127,8 +131,9 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
-    if all(fact.kind is FactKind.SCHEDULER_END for fact in facts):
-        return _pod(lines)
+    pod = _pod(lines)
+    if all(fact.kind is FactKind.SCHEDULER_END or (pod and fact.said is Said.SCHEDULER) for fact in facts):
+        return pod
     is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)
     if all(map(is_suffered, facts)) or (is_plain and len(list(logs.of("launcher-kills"))) > 1):
         return Culprit()  # of several, DeepSpeed's launcher names the last one

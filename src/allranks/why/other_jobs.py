@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+from allranks.causes.cause import Trait
 from allranks.facts.fact import FactKind, Said
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.logs.sources import list_jobs
@@ -102,7 +103,7 @@ def _is_near(above: LogEvent, below: LogEvent) -> bool:
 
 
 def _find_other_calls(logs: Logs) -> Iterator[LogEvent]:
-    """Yield what counts only in a call whose file its sign names, before any step, and is of another one."""
+    """Yield what counts only in a call whose file its sign names (at a start: before any step) and is of another."""
     if not any(event.sign and event.sign.frame for event in logs.events):
         return
     frames: dict[object, str] = {}
@@ -116,5 +117,6 @@ def _find_other_calls(logs: Logs) -> Iterator[LogEvent]:
             frames[writer] = event.values["file"]
         elif event.sign and event.sign.frame:
             is_there = re.search(event.sign.frame, frames.get(writer, "")) is not None
-            if not is_there or trained.get(writer, sys.maxsize) < event.line.number:
+            is_late = Trait.ALL_MEET in event.traits and trained.get(writer, sys.maxsize) < event.line.number
+            if not is_there or is_late:
                 yield event

@@ -20,8 +20,6 @@ from allranks.model.finding import Confidence
 
 EXACT_S = 2.0
 """A time of a line is at most as wide: a second, and what clocks differ by."""
-NEAR_S = 3600.0
-"""What the kernel killed earlier cost the job nothing: NCCL's default timeout was 1,800 s, and is 600 s."""
 _KILLED = re.compile(r"(?:[Kk]ill(?:ed)? process \d+,? \(|task=)([^),]+)")
 _NAMES = ("python", "pt_", "ray", "torchrun", "train")
 """How the kernel calls processes of a training: torch sets pt_data_worker, pt_main_thread."""
@@ -49,28 +47,18 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
 
 
 def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
-    """Return the facts, those of kernels with less confidence that killed a process which nobody knows.
+    """Return the facts, with less confidence where a kernel tells the end of a process that nobody knows.
 
-    A kernel's log has all that happened on its machine: years of it, and other people's. Such a kill is likely; beside
-    a failure of the job there, it is undecided if it was more than NEAR_S earlier, or if its name is no Python's.
+    It may be anybody's, so it is likely; if the job failed and the name of what was killed is no Python's, undecided.
     """
-    failed: defaultdict[str | None, list[When]] = defaultdict(list)
-    for fact in facts:
-        if fact.kind in _FAILED and fact.said is not Said.KERNEL:
-            for machine in {fact.who.node, fact.who.pod} - {None}:
-                failed[machine].append(fact.when)
+    has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in facts)
     found = []
     for fact in facts:
-        is_kill = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.signal == SIGKILL
-        if is_kill and fact.who.rank is None and fact.who.local_rank is None:
-            near = [*failed.get(fact.who.node, ()), *failed.get(fact.who.pod, ())]
+        is_end = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL
+        if is_end and (fact.who.rank, fact.who.local_rank) == (None, None):
             name = _KILLED.search(fact.places[0].text)
-            is_other = name is not None and not name[1].startswith(_NAMES)
-            same = [when for when in near if when.clock and when.clock == fact.when.clock]
-            since_s = [(when.earliest_s or 0.0) - (fact.when.latest_s or 0.0) for when in same]
-            is_far = min(since_s, default=0.0) > NEAR_S
-            doubt = Confidence.UNDECIDED if near and (is_other or is_far) else Confidence.LIKELY
-            fact = replace(fact, confidence=doubt)
+            is_other = has_failed and name is not None and not name[1].startswith(_NAMES)
+            fact = replace(fact, confidence=Confidence.UNDECIDED if is_other else Confidence.LIKELY)
         found.append(fact)
     return found
 
