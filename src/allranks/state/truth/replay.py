@@ -27,7 +27,7 @@ from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import describe_gradients
-from allranks.state.truth.fingerprint import hash_text
+from allranks.state.truth.fingerprint import hash_numbers
 from allranks.state.truth.odd_one import ReplicaReport, find_majority, groups_of
 from allranks.state.truth.replay_run import Attribute, Replayed, check, pack, run, try_out
 
@@ -104,7 +104,7 @@ class Replay:
         shared = [self._share(owner, batch) for owner in owners]
         own = next((place for place, group in enumerate(groups) if self._rank in group), None)
         numbers, error = ({}, None) if own is None else self._compute(*shared[own])
-        said = self._talks.gather((_as_one(numbers), error is not None))
+        said = self._talks.gather((hash_numbers(numbers), error is not None))
         failed = {rank for rank, (_, is_failed) in enumerate(said) if is_failed}
         if error is not None and own is not None and (owners[own] == self._rank or owners[own] not in failed):
             raise error  # where it raised on both, it is the batch's
@@ -130,7 +130,7 @@ class Replay:
 
     def _judge(self, step: int, told: Mapping[int, Mapping[str, int]], reports: Sequence[ReplicaReport]) -> None:
         """Raise who computed wrongly, given the numbers of each rank's gradients; the first rank's batch it was."""
-        values = {rank: _as_one(numbers) for rank, numbers in told.items()}
+        values = {rank: hash_numbers(numbers) for rank, numbers in told.items()}
         right = find_majority(values)
         ranks = [min(values.keys() - right)] if right else sorted(told)
         what = describe_gradients(told, ranks, right, step, reports)
@@ -155,7 +155,3 @@ class Replay:
     def _end(self, why: str) -> None:
         self._is_on = False
         self._comparing.say(f"steps are not replayed: {why}")
-
-
-def _as_one(numbers: Mapping[str, int]) -> int:
-    return hash_text(*(f"{name}={own}" for name, own in numbers.items()))
