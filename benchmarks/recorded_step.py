@@ -18,12 +18,12 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from allranks.state.truth.op_file import encode_ops
 from allranks.state.truth.ops import OpRecorder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -57,7 +57,7 @@ def measure(name: str, model: torch.nn.Module, take: Callable[[], tuple[Tensor, 
         if number % 2:
             with OpRecorder(lambda: dict(model.named_modules())) as recorder:
                 step()
-            num_ops, size = len(recorder.ops), len(encode_ops(recorder.ops))
+            num_ops, size = len(recorder.ops), len(msgspec.json.encode(recorder.ops))
         else:
             step()
         if number >= 4:
