@@ -364,10 +364,10 @@ class Comparing:
         found = list[tuple[int, int]]()
         for suspect in suspects:
             other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
-            number = int(self._membership.rank in suspect.ranks)
-            if number and own is not None and other is not None and _form(own) == _form(other):
-                number = int((bytes_of(own) != bytes_of(other)).view(-1, own.element_size()).any(1).sum())
-            found.append((number, 1 if other is None else other.numel()))
+            odd = int(self._membership.rank in suspect.ranks)
+            if odd and own is not None and other is not None and (own.dtype, own.shape) == (other.dtype, other.shape):
+                odd = int((bytes_of(own) != bytes_of(other)).view(-1, own.element_size()).any(1).sum())
+            found.append((odd, 1 if other is None else other.numel()))
         largest = self.talks.largest(*(number for number, _ in found)) if found else []
         return {own.name: (number, of) for own, number, (_, of) in zip(suspects, largest, found, strict=True)}
 
@@ -403,10 +403,6 @@ def _describe_group(contents: Contents) -> str:
     names = sorted({torch.cuda.get_device_name(own) for own in devices if own.type == "cuda"})
     own = (*names, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__)
     return repr((own, sorted(contents.shards)))
-
-
-def _form(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
-    return tensor.dtype, tensor.shape
 
 
 def _name_gpu(device: torch.device) -> str:

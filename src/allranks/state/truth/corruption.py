@@ -105,7 +105,8 @@ def describe_bits(
 
 
 def describe_gradients(
-    told: Mapping[int, Mapping[str, int]],
+    told: Sequence[Mapping[str, int]],
+    owner: int,
     ranks: Sequence[int],
     right: Sequence[int],
     step: int,
@@ -114,7 +115,8 @@ def describe_gradients(
     """Return who computed other gradients from a batch, in words.
 
     Args:
-        told: by rank, the number of each gradient by name; first of the rank whose batch it is.
+        told: by rank, the number of each gradient by name.
+        owner: the rank whose batch it is.
         ranks: at fault; all where nobody decides.
         right: those that agree with each other.
         step: so many are done.
@@ -126,7 +128,7 @@ def describe_gradients(
     what = f"{fold_ranks(ranks)} computed different gradients, and no majority tells which are wrong,"
     if right:
         what = f"{_name(ranks, reports)} computed other gradients than {fold_ranks(right)}"
-    return f"{what} from the batch of rank {next(iter(told))}, in {_first_of(names)} at step {step}"
+    return f"{what} from the batch of rank {owner}, in {_first_of(names)} at step {step}"
 
 
 def _name(ranks: Sequence[int], reports: Sequence[ReplicaReport]) -> str:
