@@ -209,10 +209,7 @@ class Checkpointer:
             self._say(f"checkpoint {directory} is passed over: {why}; {instead}")
 
     def roll_back(self) -> list[int]:
-        """Return the step to which rank 0 has rolled back (see tidy); none where it cannot.
-
-        A save that is still being written after GIVEN_UP_S comes behind it: once complete, a restart takes that one.
-        """
+        """Return the step to which rank 0 has rolled back (see tidy), and that of a save that is still being written."""
         with suppress(OSError):
             if self.membership.is_leader:
                 self.wait(GIVEN_UP_S)
