@@ -209,7 +209,7 @@ class Checkpointer:
             self._say(f"checkpoint {directory} is passed over: {why}; {instead}")
 
     def roll_back(self) -> list[int]:
-        """Return the step to which rank 0 has rolled back (see tidy), and that of a save that is still being written."""
+        """Return the step to which rank 0 has rolled back (see tidy), and that of a save that still goes on."""
         with suppress(OSError):
             if self.membership.is_leader:
                 self.wait(GIVEN_UP_S)
