@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
 from allranks.state.truth import comparing as module
 from allranks.state.truth.comparing import Comparing, choose_exponent
@@ -374,3 +375,9 @@ def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiple
         make_step(step, state)
     assert [*taken] == [0, 1, 2, 3, 8, 16]
     assert len({*taken.values()}) == 6
+
+
+@pytest.mark.parametrize("asked", ["roll", "", 3])
+def test_a_policy_that_there_is_not_is_refused(asked: Any):
+    with pytest.raises(UsageError, match=r'expected one of "roll-back", "stop", "heal"'):
+        OnCorruption(asked)
