@@ -84,10 +84,10 @@ def train(name: str, seconds: float) -> None:
             if self._membership.is_leader and seen["s"] > seconds:
                 self.stop()
         if self._membership.is_leader:
-            learner = self._comparing._learner
-            seen_of = [learner.seen[own] for own in self._comparing.numbers if own in learner.seen]
+            own = self._comparing
+            seen_of = [own._seen[name] for name in own.numbers if name in own._seen]
             watched = sum(own.is_watched or own.is_frozen for own in seen_of)
-            print("SEEN", json.dumps({**seen, "watched": watched, "unlike": sorted(learner.dropped)}), flush=True)
+            print("SEEN", json.dumps({**seen, "watched": watched, "unlike": sorted(own._dropped)}), flush=True)
 
     def even_sampler(self: Any, data: Any, *, global_batch_size: int, **told: Any) -> Any:
         return sampler(self, data, global_batch_size=global_batch_size // self.world_size * self.world_size, **told)

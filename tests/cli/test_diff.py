@@ -94,9 +94,12 @@ def test_a_run_is_found_by_its_id_and_a_checkpoint_by_its_path(tmp_path: Path, m
 def test_bad_input_is_one_clear_error(tmp_path: Path) -> None:
     a = write(tmp_path / "a", {0: 1})
     (tmp_path / "empty").mkdir()
+    (tmp_path / "b").mkdir()
     for other, why in (
-        (tmp_path / "none", "no such run or directory"),
+        (tmp_path / "none", "none: no such directory, and no such run in runs/; allranks list --all prints them"),
         (tmp_path / "empty", "no checkpoints and no record"),
+        (tmp_path / ("n" * 300), "nnn: file name too long"),
+        (tmp_path / "b/../a", f"A and B have one record, in {tmp_path}/a: expected two runs"),
     ):
         found = ask(a, other).exception
         assert isinstance(found, UsageError)

@@ -45,11 +45,17 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
     allranks diff 4711 4712 --replay
     """
     from allranks.state.truth.parting import find_parting, find_unlike
+    from allranks.state.truth.trace_file import read_record
 
     if is_sure and not is_rerun:
         raise UsageError("diff --yes: expected --replay beside it: without it nothing is run")
-    places = find_place(first), find_place(second)
-    records = [_read(place) for place in places]
+    try:
+        places = find_place(first), find_place(second)
+    except OSError as exc:  # a name that is too long, a directory that may not be read
+        raise UsageError(f"{exc.filename}: {os.strerror(exc.errno or 0).lower()}") from exc
+    if places[0].resolve() == places[1].resolve():
+        raise UsageError(f"diff: A and B have one record, in {places[0]}: expected two runs, with a directory each")
+    records = [read_record(place) for place in places]
     lacking = [str(place) for place, record in zip(places, records, strict=True) if 0 not in record]
     parting = find_parting(*records)
     described = [_read_manifest(place) for place in places] if lacking else records
@@ -102,17 +108,8 @@ def find_place(text: str) -> Path:
         if (place / FOLDER).is_dir() or (place.is_dir() and list_checkpoints(place)):
             return place
     if run is None and not path.exists():
-        raise UsageError(f"{text}: no such run or directory")
+        raise UsageError(f"{text}: no such directory, and no such run in runs/; allranks list --all prints them")
     raise UsageError(f"{text}: no checkpoints and no record in {places[0]}; session() with track() makes them")
-
-
-def _read(place: Path) -> Record:
-    from allranks.state.truth.trace_file import OtherFormatError, read_record
-
-    try:
-        return read_record(place)
-    except OtherFormatError as exc:
-        raise UsageError(f"{place}: the record is of another version: {exc}") from exc
 
 
 def _read_manifest(place: Path) -> Record:

@@ -16,6 +16,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ from allranks.report.text import print_error, printable
 from allranks.state.saved.manifest import parse_final
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.truth.first_difference import FirstDifference, find_first
-from allranks.state.truth.op_file import Op, RerunPlan, read_ops
+from allranks.state.truth.op_file import Op, RerunPlan
 from allranks.state.truth.parting import Parting, Record, find_parting, row_at
 from allranks.state.truth.trace_file import PREFIXES, read_record
 
@@ -219,7 +221,7 @@ def run_again(runs: Sequence[StartedRun], steps: range, show: Callable[[str], No
         plans = _run_both(runs, f"{folder}/ops", parting.steps, inbox, show, are_ops_recorded=True)
 
         def ops_of(plan: RerunPlan, rank: int) -> list[Op]:
-            return [op for step in parting.steps for op in read_ops(plan.file_of(step, rank))]
+            return [op for step in parting.steps for op in plan.read(step, rank)]
 
         difference = find_first((rank, ops_of(plans[0], rank), ops_of(plans[1], rank)) for rank in range(num_ranks))
     return RerunOutcome(parting=parting, unrepeated=unrepeated, difference=difference)
@@ -238,6 +240,7 @@ def _run_both(
     plans = [RerunPlan(folder=f"{folder}/{run.letter}", **told) for run in runs]
     with contextlib.ExitStack() as left:
         processes = list[subprocess.Popen[bytes]]()
+        inbox.kill_now = partial(_leave_nothing, processes, Path(folder).parent)
         for run, plan in zip(runs, plans, strict=True):
             processes.append(_start(run, plan))
             left.callback(end_srun, processes[-1])
@@ -258,6 +261,12 @@ def _run_both(
                     )
             time.sleep(TICK_S)
     return plans
+
+
+def _leave_nothing(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    for process in processes:
+        process.kill()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(run: StartedRun, plan: RerunPlan) -> subprocess.Popen[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
 from allranks.state.truth import comparing as module
 from allranks.state.truth.comparing import Comparing, choose_exponent
@@ -50,7 +51,7 @@ def comparing_of(
     read: Callable[[], State],
     talks: Any,
     *,
-    verified: int | None,
+    verified: list[int],
     policy: OnCorruption = OnCorruption.ROLL_BACK,
     say: Callable[[str], object] = str,
 ) -> Comparing:
@@ -78,7 +79,7 @@ def train(
     *,
     policy: OnCorruption = OnCorruption.ROLL_BACK,
     steps: int = 12,
-    verified: int | None = 5,
+    verified: Sequence[int] = (5,),
     saves_at: int | None = None,
 ) -> tuple[list[Any], list[str]]:
     """Return the state, or the error, of each rank, and what rank 0 said."""
@@ -87,7 +88,7 @@ def train(
     def life(rank: int) -> Any:
         state = state_of_training()
         talks: Any = Talks(rank, shared, barrier)
-        own = comparing_of(lambda: state, talks, policy=policy, verified=verified, say=said.append)
+        own = comparing_of(lambda: state, talks, policy=policy, verified=[*verified], say=said.append)
         try:
             for step in range(steps):
                 if words := own.words(step):
@@ -143,7 +144,7 @@ def test_of_three_ranks_the_one_with_a_flipped_bit_is_named_at_the_next_check(pa
     ranks, said = train(3, at(6, rank, flip(part, name)))
     assert message_of(ranks) == (
         f"allranks: AR610 replica-differs: rank {rank} on n07 has other bits than 2 others, in {part}/{name}: "
-        f"1 of {of} elements at step 7, equal at step 6; may go on from the checkpoint of step 5, or a newer one"
+        f"1 of {of} elements at step 7, equal at step 6; may go on from the checkpoint of step 5"
     )
     assert {own.exit_code for own in ranks} == {75}
     assert (ranks[0].finding.ranks, ranks[0].finding.node) == ((rank,), "n07")
@@ -170,11 +171,11 @@ def test_a_number_of_a_part_counts_as_one_element():
 @pytest.mark.parametrize(
     ("policy", "verified", "then"),
     [
-        (OnCorruption.STOP, 5, 'on_corruption="stop"'),
-        (OnCorruption.ROLL_BACK, None, "there is no checkpoint on which replicas agreed"),
+        (OnCorruption.STOP, [5], 'on_corruption="stop"'),
+        (OnCorruption.ROLL_BACK, [], "there is no checkpoint on which replicas agreed"),
     ],
 )
-def test_where_it_must_not_go_on_it_is_not_retried(policy: OnCorruption, verified: int | None, then: str):
+def test_where_it_must_not_go_on_it_is_not_retried(policy: OnCorruption, verified: Sequence[int], then: str):
     ranks, _ = train(3, at(6, 2, flip("model", "v")), policy=policy, verified=verified)
     assert message_of(ranks).endswith(f"; not retried: {then}")
     assert {own.exit_code for own in ranks} == {78}
@@ -252,7 +253,7 @@ def test_checks_take_at_most_half_a_percent_of_the_time_although_checks_and_step
 
 
 def test_a_state_is_sharded_where_a_dimension_of_a_mesh_cuts_it():
-    own = comparing_of(dict, Talks(0, [None], threading.Barrier(1)), verified=None)
+    own = comparing_of(dict, Talks(0, [None], threading.Barrier(1)), verified=[])
     for shards, is_sharded in ((set(), False), ({(-1,)}, False), ({(-1,), (-1, 2)}, True)):
         own._contents.shards = shards
         assert own.is_sharded is is_sharded
@@ -348,7 +349,7 @@ def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(
         state["fresh"] = {"w": torch.full((3,), float(rank))}  # which the checkpoint does not have
         if knows:
             state["model"]["mean"] = torch.full((3,), float(rank))  # which was not compared when it was saved
-        own = comparing_of(lambda: state, talks, verified=8)
+        own = comparing_of(lambda: state, talks, verified=[8])
         own.loaded(8, ["model", "optimizer"], {"fingerprints": whole} if knows else {})
         if rank == 1:
             flip("model", "v")(state)
@@ -367,10 +368,16 @@ def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiple
 ):
     monkeypatch.setattr(module, "choose_exponent", lambda *_: 3)
     state, talks, taken = state_of_training(), SimpleNamespace(membership=Membership.spread(0, 1)), dict[int, int]()
-    own = comparing_of(lambda: state, talks, verified=None)
+    own = comparing_of(lambda: state, talks, verified=[])
     for step in range(20):
         if own.heard(step, own.words(step)):
             taken[step] = own.numbers["model/w"]
         make_step(step, state)
     assert [*taken] == [0, 1, 2, 3, 8, 16]
     assert len({*taken.values()}) == 6
+
+
+@pytest.mark.parametrize("asked", ["roll", "", 3])
+def test_a_policy_that_there_is_not_is_refused(asked: Any):
+    with pytest.raises(UsageError, match=r'expected one of "roll-back", "stop", "heal"'):
+        OnCorruption(asked)

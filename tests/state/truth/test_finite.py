@@ -16,6 +16,7 @@ from allranks.state.saved.commit import Attempt, gather_parts, seal, write_part
 from allranks.state.saved.manifest import Manifest
 from allranks.state.saved.parts import list_checkpoints, read_manifest
 from allranks.state.saved.tidy import Keeper, roll_back
+from allranks.state.saved.writer_link import WriterLink
 from allranks.state.truth import comparing
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
@@ -141,7 +142,7 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
         parts: Any = SimpleNamespace(
             state=lambda: {"model": model.state_dict()}, optimizers=[optimizer], parameters=lambda: {"w": model.weight}
         )
-        checkpoints: Any = SimpleNamespace(roll_back=lambda: 4, directory=Path("/nowhere"))
+        checkpoints: Any = SimpleNamespace(roll_back=lambda: [4, 8], directory=Path("/nowhere"))
         own = Comparing(
             parts, checkpoints, policy=OnCorruption.HEAL, talks=talks, say=said.append if rank == 0 else str
         )
@@ -163,8 +164,8 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
     if flips:
         assert message == (
             "allranks: AR610 replica-differs: rank 1 on n07 has other bits than 2 others, in model/weight: before "
-            "gradients were not finite, at step 7, equal at step 4; may go on from the checkpoint of step 4, or a "
-            "newer one"
+            "gradients were not finite, at step 7, equal at step 4; may go on from the checkpoint of step 4, or "
+            "of step 8 once that is written"
         )
     else:
         assert message == ""
@@ -194,18 +195,18 @@ def test_the_newest_checkpoint_on_which_replicas_agreed_stays(tmp_path: Path):
 def test_a_roll_back_takes_the_newest_checkpoint_on_which_replicas_agreed(tmp_path: Path):
     said = list[str]()
     with Checkpointer(tmp_path, say=said.append) as checkpoints:
-        assert checkpoints.roll_back() is None
+        assert checkpoints.roll_back() == []
         for step, verified in ((1, True), (2, True), (3, False), (4, False)):
             checkpoint(tmp_path, step, verified=verified, healed=0)
         (tmp_path / "unverified_step_4").mkdir()
-        assert checkpoints.roll_back() == 2
+        assert checkpoints.roll_back() == [2]
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step_2", "step_1"]
         assert sorted(path.name for path in tmp_path.glob("unverified_*")) == [
             "unverified_step_3",
             "unverified_step_4",
             "unverified_step_4.1",
         ]
-        assert checkpoints.roll_back() == 2
+        assert checkpoints.roll_back() == [2]
     assert [line.rpartition("/")[2] for line in said] == ["unverified_step_4.1", "unverified_step_3"]
 
 
@@ -227,11 +228,19 @@ def test_a_roll_back_passes_over_what_cannot_be_read_and_drops_a_link_to_what_it
     assert (tmp_path / "best").readlink() == Path("step_1")
 
 
-def test_a_checkpoint_on_which_replicas_agreed_counts_although_it_is_still_being_written(tmp_path: Path):
+def test_a_checkpoint_on_which_replicas_agreed_counts_although_it_is_still_being_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with Checkpointer(tmp_path) as checkpoints:
-        assert checkpoints.roll_back() is None
-        checkpoints.save(7, {"w": torch.ones(100_000)}, about=lambda: {"verified": True, "healed": 0})
-        assert checkpoints.roll_back() == 7
+        assert checkpoints.roll_back() == []
+        for step in (7, 8):
+            checkpoints.save(step, {"w": torch.ones(100_000)}, about=lambda: {"verified": True, "healed": 0})
+            assert checkpoints.roll_back() == [step]
+        with monkeypatch.context() as slow:
+            slow.setattr("allranks.state.saved.checkpoint.GIVEN_UP_S", 0.0)
+            slow.setattr(WriterLink, "wait_settled", lambda *_: False)
+            checkpoints.save(9, {"w": torch.ones(3)}, about=lambda: {"verified": True, "healed": 0})
+            assert checkpoints.roll_back()[-1] == 9
 
 
 def test_a_manifest_without_what_is_new_is_read(tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.state.truth.first_difference import DifferenceKind, FirstDifference, align, find_first
-from allranks.state.truth.op_file import BATCH, Op, OpValue, encode_ops, read_ops
+from allranks.state.truth.op_file import BATCH, Op, OpValue, RerunPlan
 
 LINE, ALL_REDUCE = "train.py:7 in step", "c10d.allreduce_.default"
 
@@ -132,6 +132,6 @@ def test_equal_layers_are_aligned_although_some_do_more(copied: set[int]) -> Non
 
 
 def test_a_step_is_read_as_it_was_written(tmp_path) -> None:
-    path = tmp_path / "rank_00000"
-    path.write_bytes(encode_ops([op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]]))
-    assert read_ops(path) == [op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]]
+    plan = RerunPlan(folder=str(tmp_path), first=0, until=8, are_ops_recorded=True)
+    plan.write([op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]], 7, 0)
+    assert plan.read(7, 0) == [op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]]

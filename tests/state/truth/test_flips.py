@@ -76,8 +76,6 @@ def test_after_a_roll_back_the_job_ends_with_the_bits_of_the_undisturbed_one(tmp
     said = run_lives(tmp_path, "3,3,3", script)
     assert re.findall(r"^codes (.*)$", said, re.M) == ["[0, 0, 0]", "[75, 75, 75]", "[0, 0, 0]"], said
     assert " has other bits than 2 others, in optimizer/state/0.weight/exp_avg" in said
-    assert re.search(
-        r"at step 30, equal at step 20; may go on from the checkpoint of step (10|20), or a newer one", said
-    )
+    assert "at step 30, equal at step 20; may go on from the checkpoint of step 20\n" in said
     assert "allranks: resumed at step 20 from " in said
     assert len({*re.findall(r"^rank \d (.*)$", said, re.M)}) == 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allranks.state.truth.odd_one import DifferingTensor, Judged, Learner, ReplicaReport, Seen, TensorReport, judge
+from allranks.state.truth.odd_one import DifferingTensor, Judged, ReplicaReport, Seen, TensorReport, judge
 
 C, N, W, F = Seen(1), Seen(1, 1), Seen(1, 2), Seen(1, 0, True)
 """A tensor that was 1 before: seen once, changed once, watched, frozen."""
@@ -24,23 +24,13 @@ C, N, W, F = Seen(1), Seen(1, 1), Seen(1, 2), Seen(1, 0, True)
 def test_a_tensor_is_watched_after_two_changes_and_frozen_after_two_equal_checks_without(
     numbers: list[int], standings: list[Seen]
 ):
-    learner, found = Learner(), []
+    found, seen = list[Seen](), Seen()
     for number in numbers:
-        learner.agree({"w": number})
-        assert learner.seen["w"].number == number
-        found.append(learner.seen["w"])
+        found.append(seen := seen.then(number))
+        assert seen.number == number
     assert [(own.num_changes, own.is_watched, own.is_frozen) for own in found] == [
         (own.num_changes, own.is_watched, own.is_frozen) for own in standings
     ]
-
-
-def test_what_was_dropped_is_never_compared_again():
-    learner = Learner()
-    learner.agree({"w": 1, "running_mean": 1})
-    learner.dropped.add("running_mean")
-    learner.agree({"w": 2})
-    assert learner.compared(["running_mean", "w", "new"]) == ["w", "new"]
-    assert learner.seen["running_mean"] == C
 
 
 def report(group: str = "", **entries: TensorReport) -> ReplicaReport:

@@ -162,6 +162,11 @@ def test_the_batch_and_python_numbers_are_recorded() -> None:
     assert difference.kind in (DifferenceKind.SETTING, DifferenceKind.INPUT)
 
 
+def test_a_batch_has_its_tensors_at_all_places_whatever_shares_its_memory() -> None:
+    x, equal = torch.ones(2), torch.ones(2)
+    assert record(lambda: None, batch=(x, x)) == record(lambda: None, batch=(x, equal))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when it imports the compiler
 def test_compiled_code_runs_eager() -> None:
     def double(x: torch.Tensor) -> torch.Tensor:

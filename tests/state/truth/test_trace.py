@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.parting import find_parting
@@ -18,7 +19,6 @@ from allranks.state.truth.trace import Trace
 from allranks.state.truth.trace_file import (
     FOLDER,
     MOST_ROWS,
-    OtherFormatError,
     TraceRow,
     is_recorded,
     parse_rows,
@@ -76,6 +76,20 @@ def test_equal_runs_have_equal_rows_also_where_batches_are_objects(tmp_path: Pat
     assert (parting.until, parting.last, parting.num_steps) == (None, 4, 5)
 
 
+def test_batches_of_equal_data_have_one_number_whatever_they_share(tmp_path: Path) -> None:
+    def number_of(name: str, batches: list[Any]) -> int:
+        trace = Trace(tmp_path / name, Membership.spread(0, 1), ABOUT)
+        trace.note(0, {})
+        trace.batch(batches)
+        return rows_of(tmp_path / name)[0].numbers["batch"]
+
+    x, thing = torch.ones(3), Thing(torch.ones(3), "other")
+    shared = number_of("shared", [(x, x, thing), (x, x, thing)])
+    batches = [(torch.ones(3), torch.ones(3), Thing(torch.ones(3), "other")) for _ in range(2)]
+    assert number_of("alone", batches) == shared
+    assert number_of("less", [(x, thing), (x, x, thing)]) != shared
+
+
 def test_objects_that_refer_to_each_other_are_read_once() -> None:
     class Doc:
         def __init__(self) -> None:
@@ -96,6 +110,30 @@ def test_a_resume_cuts_what_lies_behind_its_step(tmp_path: Path) -> None:
     train(tmp_path / "undisturbed", range(7))
     assert [row.step for row in rows_of(tmp_path)] == [*range(7)]
     assert find_parting(read_record(tmp_path), read_record(tmp_path / "undisturbed")).until is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        ((b'"torch":"2.13"', b'"torch":"2.33"'), 5),  # the rows below tell where they began
+        ((b'"since":5', b'"since":7'), 5),
+        ((b" {", b" ("), 0),  # nothing of it is to be read
+    ],
+)
+def test_a_damaged_object_cuts_what_lies_behind_its_step(damage: tuple[bytes, bytes], kept: int) -> None:
+    first, second = ([TraceRow(step, {"a": step}, {"torch": torch}) for step in steps]
+                     for torch, steps in (("2.12", range(20)), ("2.13", range(5, 8))))  # fmt: skip
+    whole, other = to_bytes(first), to_bytes(second)
+    assert parse_rows(whole + other) == [*first[:5], *second]
+    assert parse_rows(whole + other.replace(*damage).replace(b"2.13", b"2.33")) == first[:kept]
+
+
+def test_a_resume_is_told_with_its_first_row(tmp_path: Path) -> None:
+    train(tmp_path, range(8), strike=5)
+    trace = Trace(tmp_path, Membership.spread(0, 2), ABOUT)
+    trace.note(5, {"model/w": 5})
+    trace.batch([5])
+    assert [row.step for row in rows_of(tmp_path)] == [*range(6)]
 
 
 def test_rows_are_appended_between_two_saves(tmp_path: Path) -> None:
@@ -155,17 +193,20 @@ def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "line", "why"),
+    ("name", "line"),
     [
-        ("rank_00000", b'{"format": 2, "columns": [], "about": {}} 5eed', "no row of format 3"),
-        ("rank_00000.jsonl", b'{"format":4,"since":0}', "format 4"),
+        ("rank_00000", b'{"format": 2, "columns": [], "about": {}} 5eed'),
+        ("rank_00000.jsonl", b'{"format":4,"since":0}'),
+        ("rank_00000.jsonl", b'{"format":5}'),
     ],
 )
-def test_another_version_is_refused(tmp_path: Path, name: str, line: bytes, why: str) -> None:
+def test_another_version_is_refused_until_a_run_resumes_there(tmp_path: Path, name: str, line: bytes) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / name).write_bytes(b"%08x %s" % (zlib.crc32(line), line))
-    with pytest.raises(OtherFormatError, match=why):
+    with pytest.raises(UsageError, match="its record has no row of format 3, which this allranks reads"):
         read_record(tmp_path)
+    train(tmp_path, range(5, 7))
+    assert [row.step for row in rows_of(tmp_path)] == [5, 6]
 
 
 def test_a_record_that_nobody_may_read_is_none_of_another_version(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from allranks.state.resumed.steps import Step
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Stall
-from allranks.state.truth.op_file import SETUP, RerunPlan, encode_ops
+from allranks.state.truth.op_file import SETUP, RerunPlan
 from allranks.state.truth.ops import OpRecorder
 
 TOLD_EVERY_S = 0.2
@@ -116,4 +116,4 @@ class RerunTracked(Tracked):
                 for name, module in own.named_modules()}  # fmt: skip
 
     def _write(self, recorder: OpRecorder) -> None:
-        self._plan.file_of(recorder.step, self._membership.rank).write_bytes(encode_ops(recorder.ops))
+        self._plan.write(recorder.ops, recorder.step, self._membership.rank)

@@ -108,7 +108,7 @@ class Tracked:
         self._comparing = Comparing(
             self._parts,
             checkpoints,
-            policy=OnCorruption.parse(on_corruption),
+            policy=OnCorruption(on_corruption if on_corruption is not None else "roll-back"),
             talks=self._agreement,
             say=say if membership.is_leader else lambda _: None,
         )

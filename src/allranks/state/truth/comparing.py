@@ -20,8 +20,10 @@ what a check takes, and says k with the next one. Where ranks make local steps, 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,12 +37,10 @@ from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.corruption import OnCorruption, ReplicaError, describe_bits
-from allranks.state.truth.difference import Difference
-from allranks.state.truth.fingerprint import hash_text
+from allranks.state.truth.fingerprint import bytes_of, hash_numbers
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
 from allranks.state.truth.odd_one import (
     DifferingTensor,
-    Learner,
     ReplicaReport,
     Seen,
     TensorReport,
@@ -93,16 +93,17 @@ class Comparing:
     ) -> None:
         self._read, self._policy, self.talks, self.say = parts.state, policy, talks, say
         self._membership, self._directory = talks.membership, checkpoints.directory
-        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
+        self._roll_back = list[int] if policy is OnCorruption.STOP else checkpoints.roll_back
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
         self._ruined: int | None = None
         """Step at which parameters became NaN or infinite in an earlier life of this training."""
-        self._is_nan_said = self._is_verified = False
-        """Verified: rank 0, which saves, is compared with another rank."""
-        self._is_on = self._membership.world_size > 1
-        self._groups: list[str] | None = None
-        self._own_group = ""
-        self._contents, self._learner = Contents(), Learner()
+        self._is_nan_said, self._is_on = False, self._membership.world_size > 1
+        self._is_verified: bool | None = None
+        """Rank 0, which saves, is compared with another rank; None: they have not met yet."""
+        self._own_group, self._groups = "", list[str]()
+        self._contents, self._seen = Contents(), dict[str, Seen]()
+        self._dropped = set[str]()
+        """What is not replicated, and never compared again."""
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
         self._known: dict[str, int] | None = None
@@ -137,7 +138,7 @@ class Comparing:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
         began_s = time.monotonic()
         self._contents = Contents.of(self._read())
-        if self._is_on and self._groups is None:
+        if self._is_on and self._is_verified is None:
             self._meet()
         self.numbers = self._contents.numbers() if self._is_on or self._membership.is_leader else {}
         if not self._is_on:
@@ -203,7 +204,7 @@ class Comparing:
 
     def about(self) -> dict[str, Any]:
         """Return what the manifest of a checkpoint says of it, once all ranks can save."""
-        return {"verified": self._is_verified, "healed": len(self.healed)}
+        return {"verified": bool(self._is_verified), "healed": len(self.healed)}
 
     @property
     def is_sharded(self) -> bool:
@@ -220,12 +221,30 @@ class Comparing:
         """
         if not self._is_on:
             return "no two ranks are known to have the same weights"
-        apart = {*names} - {*self._learner.compared(names)}
+        apart = self._dropped & {*names}
         return f"{count_of(len(apart), 'parameter')} ({_some(sorted(apart))}) of each rank are its own" if apart else ""
 
-    def exchange(self) -> list[ReplicaReport]:
-        """Return who all ranks are, and which of them compute the same bits; all ranks call it together."""
-        return self._exchange({}).reports
+    def exchange(self, numbers: Mapping[str, int] = MappingProxyType({})) -> list[ReplicaReport]:
+        """Return who all ranks are, which of them compute the same bits, and what they have; all call it together.
+
+        Args:
+            numbers: what this rank has. A script may have set another number of threads since the last time.
+        """
+        forms, known, device = self._contents.forms(), self._known, self._contents.device
+        seen = self._seen if known is None else {name: Seen(number) for name, number in known.items()}
+        own = ReplicaReport(
+            entries={
+                name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
+                for name in (numbers if known is None else known)
+                if name not in self._dropped
+            },
+            group=_describe_group(self._contents),
+            node=os.environ.get("ALLRANKS_NODE") or os.uname().nodename,
+            device=_name_gpu(device) if device.type == "cuda" else "",
+        )
+        reports = self.talks.gather(own)
+        self._own_group, self._groups = own.group, sorted({report.group for report in reports})
+        return reports
 
     def accuse(
         self, cause_id: str, what: str, ranks: Sequence[int], reports: Sequence[ReplicaReport], *, is_decided: bool
@@ -242,22 +261,19 @@ class Comparing:
         return self._proposed, *(self._said() if self._is_on else ())
 
     def _said(self) -> tuple[int, ...]:
-        own = hash_text(*(f"{name}={number}" for name, number in self._compared().items()))
-        assert self._groups is not None
-        return tuple(
-            word for group in self._groups for word in ((own, ~own) if group == self._own_group else (_LEAST, _LEAST))
-        )
+        own, is_own = hash_numbers(self._compared()), [group == self._own_group for group in self._groups]
+        return tuple(word for is_ours in is_own for word in ((own, ~own) if is_ours else (_LEAST, _LEAST)))
 
     def _compared(self) -> dict[str, int]:
-        return {name: self.numbers[name] for name in self._learner.compared(self.numbers)}
+        return {name: number for name, number in self.numbers.items() if name not in self._dropped}
 
     def _agree(self, step: int) -> None:
-        self._learner.agree(self._compared())
+        self._seen |= {name: self._seen.get(name, Seen()).then(number) for name, number in self._compared().items()}
         self.equal_step = step
 
     def _meet(self) -> None:
         """Find out which ranks can be compared; once, all ranks together."""
-        groups = groups_of(self._exchange({}).reports)
+        groups = groups_of(self.exchange())
         self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
         if not self._is_on:
             self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
@@ -268,21 +284,21 @@ class Comparing:
 
     def _examine(self, step: int) -> None:
         self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
-        found = self._exchange(self.numbers)
-        judged = judge(found.reports, is_loaded=self._known is not None)
+        reports = self.exchange(self.numbers)
+        judged = judge(reports, is_loaded=self._known is not None)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
             self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
         frozen = [own for own in judged.suspects if own.is_frozen]
-        updated = find_updates(frozen, found.count(frozen))
+        updated = find_updates(frozen, self._count(frozen, reports))
         self._leave_out(updated, f" from step {step} on")
         if suspects := [own for own in judged.suspects if own.name not in updated]:
-            (count,) = found.count(suspects[:1]).values()
-            what = describe_bits(suspects, count, found.reports, step=step, equal_step=self.equal_step)
-            if not self._heal(found, suspects, what, step):
-                raise self._error(what, suspects[0], found.reports)
+            (count,) = self._count(suspects[:1], reports).values()
+            what = describe_bits(suspects, count, reports, step=step, equal_step=self.equal_step)
+            if not self._heal(suspects, reports, what, step):
+                raise self._error(what, suspects[0], reports)
         if self._known is None:
             self._agree(step)
 
@@ -292,7 +308,7 @@ class Comparing:
         found = self.talks.gather((seen_at, name, before is not None))
         step, name = max(seen for seen, *_ in found), next((own for _, own, _ in found if own), "")
         are_known = all(is_known for *_, is_known in found)
-        reports = self._tell_all(before or {}).reports if are_known else []
+        reports = self.exchange(before or {}) if are_known else []
         if suspects := judge(reports).suspects:
             what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
             raise self._error(what, suspects[0], reports)
@@ -308,10 +324,23 @@ class Comparing:
         if ruined and self._membership.is_leader:
             write_ruined(self._directory, step)
 
-    def _heal(self, found: Difference, suspects: Sequence[DifferingTensor], what: str, step: int) -> bool:
-        """Give the odd ranks the bits of the others; False: nobody wants it, or all are not equal for that."""
-        if self._policy is not OnCorruption.HEAL or not found.heal(suspects):
-            return False
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _heal(
+        self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport], what: str, step: int
+    ) -> bool:
+        """Give the odd ranks the bits of the majority; False: nobody wants it, or all are not equal for that.
+
+        Nor is it done where there is no majority, or where it is about more than tensors.
+        """
+        for suspect in suspects:
+            entries = [reports[rank].entries.get(suspect.name) for rank in (*suspect.ranks, suspect.reference)]
+            forms = {entry and entry.form for entry in entries}
+            if self._policy is not OnCorruption.HEAL or not suspect.is_decided or len(forms) > 1 or None in forms:
+                return False
+        for suspect in suspects:
+            other = self._fetch(suspect, reports)
+            if other is not None and self._membership.rank in suspect.ranks:
+                self._contents.tensors[suspect.name].copy_(other)
         self.numbers = self._contents.numbers()
         if not _are_equal(self.talks.largest(*self._said())):
             return False
@@ -325,24 +354,40 @@ class Comparing:
     def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
         return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
-    def _exchange(self, numbers: Mapping[str, int]) -> Difference:
-        """Have all ranks tell what they have, and who they are: a script may have set another number of threads."""
-        self._own_group = _describe_group(self._contents)
-        found = self._tell_all(numbers)
-        self._groups = sorted({report.group for report in found.reports})
-        return found
+    def _count(
+        self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]
+    ) -> dict[str, tuple[int, int]]:
+        """Return how many elements differ from the reference's, on the rank where most do, and of how many.
 
-    def _tell_all(self, numbers: Mapping[str, int]) -> Difference:
-        forms, known = self._contents.forms(), self._known
-        seen = {name: Seen(number) for name, number in known.items()} if known else self._learner.seen
-        entries = {
-            name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
-            for name in self._learner.compared(numbers if known is None else known)
-        }
-        return Difference(self.talks, self._contents, entries, self._own_group)
+        Numbers of a part are one element.
+        """
+        found = list[tuple[int, int]]()
+        for suspect in suspects:
+            other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
+            odd = int(self._membership.rank in suspect.ranks)
+            if odd and own is not None and other is not None and (own.dtype, own.shape) == (other.dtype, other.shape):
+                odd = int((bytes_of(own) != bytes_of(other)).view(-1, own.element_size()).any(1).sum())
+            found.append((odd, 1 if other is None else other.numel()))
+        largest = self.talks.largest(*(number for number, _ in found)) if found else []
+        return {own.name: (number, of) for own, number, (_, of) in zip(suspects, largest, found, strict=True)}
+
+    def _fetch(self, suspect: DifferingTensor, reports: Sequence[ReplicaReport]) -> torch.Tensor | None:
+        """Return the tensor of the reference, which sends it to all ranks; None: it has none there."""
+        entry = reports[suspect.reference].entries.get(suspect.name)
+        if entry is None or entry.form is None:
+            return None
+        dtype, shape = entry.form
+        if self._membership.rank == suspect.reference:
+            own = self._contents.tensors[suspect.name]
+            data = own.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        else:
+            kind = getattr(torch, dtype.removeprefix("torch."))
+            data = torch.empty(shape, dtype=kind, device=self._contents.device)
+        self.talks.give([data.reshape(-1)], suspect.reference)
+        return data
 
     def _leave_out(self, names: Sequence[str], since: str = "") -> None:
-        self._learner.dropped |= {*names}
+        self._dropped |= {*names}
         if names:
             what = f"{count_of(len(names), 'tensor')} ({_some(names)})"
             self.say(f"not replicated{since}: {what}; not compared between ranks")
@@ -358,6 +403,10 @@ def _describe_group(contents: Contents) -> str:
     names = sorted({torch.cuda.get_device_name(own) for own in devices if own.type == "cuda"})
     own = (*names, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__)
     return repr((own, sorted(contents.shards)))
+
+
+def _name_gpu(device: torch.device) -> str:
+    return f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,15 +37,28 @@ class Contents:
     """Where in the meshes of its DTensors this rank is, along the dimensions that cut them."""
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Contents:
-        """Return what the parts hold, each state by its part's name."""
+    def of(cls, state: Mapping[str, Any], *, is_shared_once: bool = True) -> Contents:
+        """Return what the parts hold, each state by its part's name.
+
+        Args:
+            is_shared_once: tensors in the same memory count once, else at each place.
+        """
         found, places = cls(), set[object]()
         for path, value in _walk(state, "", {}):
             if isinstance(value, Tensor):
-                found._add(path, value.detach(), places)
+                found._add(path, value.detach(), places if is_shared_once else set())
             else:
                 found.texts.setdefault(f"{path.partition('/')[0]}/numbers", []).append(f"{path}={value}")
         return found
+
+    @classmethod
+    def of_batches(cls, batches: Sequence[Any]) -> list[Contents]:
+        """Return what each batch of a step holds.
+
+        Each for itself, and a tensor at each of its places: what batches or tensors share, they do not share any more
+        once they come from workers or into pinned memory.
+        """
+        return [cls.of({"batch": batch}, is_shared_once=False) for batch in batches]
 
     def numbers(self) -> dict[str, int]:
         """Return the fingerprint of each entry."""

@@ -29,16 +29,9 @@ class OnCorruption(StrEnum):
     """The replica gets the bits of the others, and the training goes on."""
 
     @classmethod
-    def parse(cls, text: str | None) -> OnCorruption:
-        """Return the policy of this name; None: the default.
-
-        Raises:
-            UsageError: there is none.
-        """
-        if text is not None and text not in [*cls]:
-            known = ", ".join(f'"{own}"' for own in cls)
-            raise UsageError(f"track(on_corruption={text!r}): expected one of {known}")
-        return cls(text or cls.ROLL_BACK)
+    def _missing_(cls, value: object) -> None:
+        known = ", ".join(f'"{own}"' for own in cls)
+        raise UsageError(f"track(on_corruption={value!r}): expected one of {known}")
 
 
 class ReplicaError(AllranksError):
@@ -50,7 +43,7 @@ class ReplicaError(AllranksError):
         ranks: at fault; where it is not decided, one of them is.
         reports: of all ranks.
         policy: says, with `verified`, whether the job may be started again.
-        verified: step of the newest checkpoint on which the replicas agreed.
+        verified: step of the newest checkpoint on which the replicas agreed, and of one that is still being written.
     """
 
     def __init__(
@@ -62,13 +55,14 @@ class ReplicaError(AllranksError):
         *,
         is_decided: bool,
         policy: OnCorruption,
-        verified: int | None,
+        verified: Sequence[int],
     ) -> None:
-        then = f"may go on from the checkpoint of step {verified}, or a newer one"
-        if verified is None:
-            then = "not retried: there is no checkpoint on which replicas agreed"
+        then = "not retried: there is no checkpoint on which replicas agreed"
         if policy is OnCorruption.STOP:
             then = 'not retried: on_corruption="stop"'
+        elif verified:
+            newer = "".join(f", or of step {step} once that is written" for step in verified[1:])
+            then = f"may go on from the checkpoint of step {verified[0]}{newer}"
         cause, nodes = find_cause(cause_id), [*dict.fromkeys(reports[rank].node for rank in ranks)]
         finding = Finding(
             cause=cause.label,
@@ -111,7 +105,8 @@ def describe_bits(
 
 
 def describe_gradients(
-    told: Mapping[int, Mapping[str, int]],
+    told: Sequence[Mapping[str, int]],
+    owner: int,
     ranks: Sequence[int],
     right: Sequence[int],
     step: int,
@@ -120,7 +115,8 @@ def describe_gradients(
     """Return who computed other gradients from a batch, in words.
 
     Args:
-        told: by rank, the number of each gradient by name; first of the rank whose batch it is.
+        told: by rank, the number of each gradient by name.
+        owner: the rank whose batch it is.
         ranks: at fault; all where nobody decides.
         right: those that agree with each other.
         step: so many are done.
@@ -132,7 +128,7 @@ def describe_gradients(
     what = f"{fold_ranks(ranks)} computed different gradients, and no majority tells which are wrong,"
     if right:
         what = f"{_name(ranks, reports)} computed other gradients than {fold_ranks(right)}"
-    return f"{what} from the batch of rank {next(iter(told))}, in {_first_of(names)} at step {step}"
+    return f"{what} from the batch of rank {owner}, in {_first_of(names)} at step {step}"
 
 
 def _name(ranks: Sequence[int], reports: Sequence[ReplicaReport]) -> str:

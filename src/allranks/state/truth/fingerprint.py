@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import torch
@@ -59,6 +59,16 @@ def fingerprint(tensors: Sequence[Tensor]) -> list[int]:
         for place, number in zip(places, found, strict=True):
             numbers[place] = number
     return numbers
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return all bytes in logical order, in the tensor's own memory if they stand so there."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def hash_numbers(numbers: Mapping[str, int]) -> int:
+    """Return 64 bits of numbers and their names, whatever their order."""
+    return hash_text(*(f"{name}={numbers[name]}" for name in sorted(numbers)))
 
 
 def hash_text(*texts: str) -> int:

@@ -1,6 +1,6 @@
 """Ranks have different bits: must they be equal, is one of them wrong, and which one? Pure.
 
-    Learner                            what is known of each tensor, from checks, anew in each process
+    Seen                               what is known of a tensor, from checks, anew in each process
     judge(reports)                     which tensors differ, and which ranks are the odd ones
     find_updates(frozen, counts)       which of them one rank has updated: that is no fault
     find_majority(values)              which ranks have the number of more than half of them
@@ -42,28 +42,10 @@ class Seen(NamedTuple):
         return self.num_changes > 1
 
     def then(self, number: int) -> Seen:
-        """Return it after another check."""
+        """Return it after another such check."""
         is_new = self.number is None
         num_changes = self.num_changes + (not is_new and number != self.number)
         return Seen(number, num_changes, not is_new and num_changes == 0)
-
-
-class Learner:
-    """What is known of all tensors, by name."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, Seen] = {}
-        self.dropped: set[str] = set()
-        """What is never compared again."""
-
-    def compared(self, names: Iterable[str]) -> list[str]:
-        """Return those of these that are compared, in their order."""
-        return [name for name in names if name not in self.dropped]
-
-    def agree(self, numbers: Mapping[str, int]) -> None:
-        """Take in that all ranks have these numbers."""
-        for name, number in numbers.items():
-            self.seen[name] = self.seen.get(name, Seen()).then(number)
 
 
 class TensorReport(NamedTuple):

@@ -10,23 +10,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from allranks.files.regular import find_regular
-from allranks.model.errors import SetupError
-
 VARIABLE = "ALLRANKS_RERUN"
 SETUP = -1
 """Number of what is before the first step, from the beginning of the session."""
 BATCH = "batch"
 """Name of the first line of a step: its inputs are the batch's tensors, its settings stand for all else in it."""
-_MAX_BYTES = 8 << 30
-"""A million operations have 0.3 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +89,13 @@ class RerunPlan:
         """The directory of checkpoints, for the one that the run begins with and for its record."""
         return Path(self.folder) / "checkpoints"
 
-    def file_of(self, step: int, rank: int) -> Path:
-        """Return the file of the operations of a step."""
+    def _file_of(self, step: int, rank: int) -> Path:
         return Path(self.folder) / f"ops_{step}_{rank:05d}"
 
+    def write(self, ops: Sequence[Op], step: int, rank: int) -> None:
+        """Write the operations of a step; a million have 0.3 GB."""
+        self._file_of(step, rank).write_bytes(msgspec.json.encode(ops))
 
-def encode_ops(ops: Iterable[Op]) -> bytes:
-    """Return the content of such a file, which `read_ops` reads.
-
-    >>> encode_ops([Op("aten.relu.default", "a.py:3", "model", (OpValue("float32[2]", 7),), ())]).decode()[:62]
-    '[{"name":"aten.relu.default","line":"a.py:3","module":"model",'
-    """
-    return msgspec.json.encode([*ops])
-
-
-def read_ops(path: Path) -> list[Op]:
-    """Return the operations of a step.
-
-    Raises:
-        SetupError: nobody can read the file.
-    """
-    if (data := find_regular(path, at_most=_MAX_BYTES)) is None:
-        raise SetupError(f"diff --replay: {path} cannot be read, or has more than {_MAX_BYTES >> 30} GiB")
-    return msgspec.json.decode(data, type=list[Op])
+    def read(self, step: int, rank: int) -> list[Op]:
+        """Return the operations of a step."""
+        return msgspec.json.decode(self._file_of(step, rank).read_bytes(), type=list[Op])

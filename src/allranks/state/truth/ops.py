@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from allranks.model.safe_text import as_utf8
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.fingerprint import can_watch, fingerprint, hash_bytes, hash_text
+from allranks.state.truth.fingerprint import bytes_of, can_watch, fingerprint, hash_bytes, hash_text
 from allranks.state.truth.op_file import BATCH, SETUP, Op, OpValue
 from allranks.state.truth.trace import find_generators
 
@@ -125,9 +125,10 @@ class OpRecorder(EagerMode):
         """Take in the batch of the step; called before this is entered."""
         inputs, settings = tuple[OpValue, ...](), ""
         with contextlib.suppress(Exception):  # as in the record: an object of the script that cannot be read
-            found = Contents.of({BATCH: batches})
-            inputs = _number(found.tensors.values())
-            settings = ", ".join(f"Python values {hash_text(*own):x}" for own in found.texts.values())
+            found = Contents.of_batches(batches)
+            inputs = tuple(value for own in found for one in own.tensors.values() for value in _number([one]))
+            texts = (hash_text(*own) for one in found for own in one.texts.values())
+            settings = ", ".join(f"Python values {number:x}" for number in texts)
         self.ops.append(Op(BATCH, "", "", inputs, (), settings, _generators(), self.step))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -179,8 +180,7 @@ def _number(tensors: Iterable[Tensor]) -> tuple[OpValue, ...]:
 
 
 def _hash_small(tensor: Tensor) -> int:
-    data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    return hash_bytes(data.numpy().tobytes())
+    return hash_bytes(bytes_of(tensor).cpu().numpy().tobytes())
 
 
 def _line_of(frame: FrameType | None) -> str:

@@ -18,7 +18,6 @@ process group. If f raises, its rank raises that after 3, and the others go into
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allranks.model.errors import UsageError
@@ -27,11 +26,10 @@ from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import describe_gradients
-from allranks.state.truth.fingerprint import hash_text
-from allranks.state.truth.odd_one import ReplicaReport, find_majority, groups_of
+from allranks.state.truth.fingerprint import hash_numbers
+from allranks.state.truth.odd_one import find_majority, groups_of
 from allranks.state.truth.replay_run import Attribute, Replayed, check, pack, run, try_out
 
-NOBODY_ALIKE = "no two ranks have the same hardware, torch and number of threads"
 PROVEN = 2
 """Replays in which all agreed, before anybody is named."""
 
@@ -78,7 +76,7 @@ class Replay:
         if not why and self._groups is None:
             self._try(batch)
         if why or not self._groups:
-            self._end(why or NOBODY_ALIKE)
+            self._end(why or "no two ranks have the same hardware, torch and number of threads")
         elif self._is_due:
             self._is_due = False
             self._repeat(step, batch, self._groups)
@@ -104,7 +102,7 @@ class Replay:
         shared = [self._share(owner, batch) for owner in owners]
         own = next((place for place, group in enumerate(groups) if self._rank in group), None)
         numbers, error = ({}, None) if own is None else self._compute(*shared[own])
-        said = self._talks.gather((_as_one(numbers), error is not None))
+        said = self._talks.gather((hash_numbers(numbers), error is not None))
         failed = {rank for rank, (_, is_failed) in enumerate(said) if is_failed}
         if error is not None and own is not None and (owners[own] == self._rank or owners[own] not in failed):
             raise error  # where it raised on both, it is the batch's
@@ -124,17 +122,11 @@ class Replay:
                 "tracked, or a device always computes wrongly"
             )
         else:
-            ranks = owners[differing[0]], *groups[differing[0]]
-            told = self._talks.gather(numbers)
-            self._judge(step, {rank: told[rank] for rank in ranks}, reports)
-
-    def _judge(self, step: int, told: Mapping[int, Mapping[str, int]], reports: Sequence[ReplicaReport]) -> None:
-        """Raise who computed wrongly, given the numbers of each rank's gradients; the first rank's batch it was."""
-        values = {rank: _as_one(numbers) for rank, numbers in told.items()}
-        right = find_majority(values)
-        ranks = [min(values.keys() - right)] if right else sorted(told)
-        what = describe_gradients(told, ranks, right, step, reports)
-        raise self._comparing.accuse("AR611", what, ranks, reports, is_decided=bool(right))
+            told, group = self._talks.gather(numbers), groups[differing[0]]
+            right = find_majority({rank: hash_numbers(told[rank]) for rank in group})
+            ranks = [min({*group} - {*right})] if right else group
+            what = describe_gradients(told, owners[differing[0]], ranks, right, step, reports)
+            raise self._comparing.accuse("AR611", what, ranks, reports, is_decided=bool(right))
 
     def _share(self, owner: int, batch: Any) -> tuple[bytes, Exception | None]:
         """Return what the owner of a batch sends to all ranks, or why it cannot."""
@@ -155,7 +147,3 @@ class Replay:
     def _end(self, why: str) -> None:
         self._is_on = False
         self._comparing.say(f"steps are not replayed: {why}")
-
-
-def _as_one(numbers: Mapping[str, int]) -> int:
-    return hash_text(*(f"{name}={own}" for name, own in numbers.items()))

@@ -4,8 +4,8 @@
     trace.batch(batches)             # when the batch of that step has been fetched
 
 Rank 0 records a number for each tracked part; each rank records one for each generator of random numbers and one for
-its batch. Rows are written every FLUSH_S and with each save, so a slow directory delays a step as a print does. What
-cannot be written costs the record, never a step.
+its batch. The first row is written at once, the others every FLUSH_S and with each save, so a slow directory delays a
+step as a print does. What cannot be written costs the record, never a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from allranks.model.setting import Setting
 from allranks.report.mask import mask_setting
 from allranks.state.resumed import rng
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.fingerprint import hash_bytes, hash_text
+from allranks.state.truth.fingerprint import hash_bytes, hash_numbers, hash_text
 from allranks.state.truth.trace_file import FOLDER, PREFIXES, TraceRow, file_name, is_recorded, to_bytes
 
 FLUSH_S = 10.0
@@ -58,7 +58,8 @@ class Trace:
         self._last_step = -1
         self._pending: tuple[int, dict[str, int]] | None = None
         self._flushed_s = time.monotonic()
-        self._is_flush_due = False
+        self._is_flush_due = True
+        """At once: the first row cuts those of an earlier life."""
 
     @property
     def is_of_first_call(self) -> bool:
@@ -84,7 +85,7 @@ class Trace:
         by_part: dict[str, dict[str, int]] = {}
         for name, number in numbers.items() if self._membership.is_leader else ():
             by_part.setdefault(name.partition("/")[0], {})[name] = number
-        told = {f"part/{part}": _combine(own) for part, own in by_part.items()}
+        told = {f"part/{part}": hash_numbers(own) for part, own in by_part.items()}
         self._pending = step, told | {f"generator/{name}": number for name, number in find_generators().items()}
 
     def batch(self, batches: Sequence[Any]) -> None:
@@ -92,7 +93,8 @@ class Trace:
         if self._pending is None:
             return
         with contextlib.suppress(Exception):  # an object of the script that cannot be read costs the record a number
-            self._pending[1]["batch"] = _combine(Contents.of({"batch": batches}).numbers())
+            found = [hash_numbers(own.numbers()) for own in Contents.of_batches(batches)]
+            self._pending[1]["batch"] = hash_text(*map(str, found))
         self._commit()
         if self._is_flush_due or time.monotonic() - self._flushed_s >= FLUSH_S:
             self.flush()
@@ -118,10 +120,6 @@ class Trace:
             atexit.register(self.flush)
         (self._last_step, numbers), self._pending = self._pending, None
         self._rows.append(TraceRow(self._last_step, numbers, dict(self._about)))
-
-
-def _combine(numbers: Mapping[str, int]) -> int:
-    return hash_text(*(f"{name}={numbers[name]}" for name in sorted(numbers)))
 
 
 def find_generators() -> dict[str, int]:

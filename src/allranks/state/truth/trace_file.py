@@ -7,13 +7,15 @@
 
 Files are only appended to. An object says what the rows below it have in common, and that rows from its step on that
 stand above it do not count: the training was resumed there. Each line begins with its CRC-32, which for a row continues
-that of its object: torn and damaged lines are passed over, and so are the rows of a damaged object.
+that of its object: torn and damaged lines are passed over, and so are the rows of a damaged object. Of these it counts
+from which step on they cut what stands above; where that cannot be read, nothing above counts.
 
 `allranks diff` reads it without torch.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from typing import Any
 import msgspec
 
 from allranks.files.regular import find_regular
+from allranks.model.errors import UsageError
 
 FORMAT = 3
 FOLDER = "trace"
@@ -34,10 +37,10 @@ PREFIXES = (
     "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHONHASHSEED", "PYTORCH", "TORCH",
 )  # fmt: skip
 """Of variables that change what is computed, or how."""
-
-
-class OtherFormatError(ValueError):
-    """Another version of allranks wrote the record."""
+_BEGUN = re.compile(rb'[0-9a-f]{8} (?:\[|\{"format":[0-9]+,"since":)([0-9]{1,18}),')
+"""The step of a damaged line: a row of an object that cannot be read has at least the step from which on that cuts."""
+_TORN_BYTES = 32
+"""A shorter line was torn by the end of its process, and has no rows below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class TraceRow:
 
 class _Head(msgspec.Struct):
     format: int
-    since: int
+    since: int = 0
     about: dict[str, Any] = {}
 
 
@@ -95,41 +98,40 @@ def _head_of(row: TraceRow) -> bytes:
 
 
 def parse_rows(data: bytes) -> list[TraceRow]:
-    """Return the rows that are whole, by step.
-
-    Raises:
-        OtherFormatError: it is of another version.
-    """
+    """Return the rows of this format that are whole, by step."""
     rows, about, crc_of_head = dict[int, TraceRow](), dict[str, Any](), 0
     for line in data.splitlines():
         told_crc, _, text = line.partition(b" ")
         crc = zlib.crc32(text, 0 if text.startswith(b"{") else crc_of_head)
-        if told_crc != b"%08x" % crc:
-            continue
-        told = msgspec.json.decode(text, type=_Head | tuple[int, dict[str, int]])
+        is_whole = told_crc == b"%08x" % crc
+        told = msgspec.json.decode(text, type=_Head | tuple[int, dict[str, int]]) if is_whole else None
         if isinstance(told, tuple):
             step, numbers = told
             rows[step] = TraceRow(step, numbers, about)
-        elif told.format != FORMAT:
-            raise OtherFormatError(f"format {told.format}, this allranks reads format {FORMAT}")
-        else:
-            rows, about = {step: row for step, row in rows.items() if step < told.since}, told.about
-            crc_of_head = crc
+        elif told is not None and told.format == FORMAT:
+            rows, about, crc_of_head = _before(rows, told.since), told.about, crc
+        elif (begun := _BEGUN.match(line)) or len(line) > _TORN_BYTES:
+            rows = _before(rows, int(begun[1]) if begun else 0)
     return [rows[step] for step in sorted(rows)]
+
+
+def _before(rows: Mapping[int, TraceRow], since: int) -> dict[int, TraceRow]:
+    return {step: row for step, row in rows.items() if step < since}
 
 
 def read_record(directory: Path) -> dict[int, list[TraceRow]]:
     """Return the rows of each rank beside these checkpoints; none where there is no record.
 
     Raises:
-        OtherFormatError: it is of another version.
+        UsageError: another version of allranks wrote the record.
     """
-    record, names = {}, [path.name for path in (directory / FOLDER).glob("rank_*")]
-    for name in names:
-        number = name.removeprefix("rank_").removesuffix(".jsonl")
-        data = find_regular(directory / FOLDER / name, at_most=MAX_BYTES) or b""
-        if number.isdecimal() and name == file_name(int(number)) and (rows := parse_rows(data)):
+    record, has_other = {}, False
+    for path in (directory / FOLDER).glob("rank_*"):
+        number = path.name.removeprefix("rank_").removesuffix(".jsonl")
+        data = find_regular(path, at_most=MAX_BYTES)
+        if number.isdecimal() and path.name == file_name(int(number)) and (rows := parse_rows(data or b"")):
             record[int(number)] = rows
-    if not record and any(not name.endswith(".jsonl") for name in names):
-        raise OtherFormatError(f"it has no row of format {FORMAT}, which this allranks reads")
+        has_other |= bool(data)
+    if has_other and not record:
+        raise UsageError(f"{directory}: its record has no row of format {FORMAT}, which this allranks reads")
     return record
