@@ -115,12 +115,12 @@ from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import Source
 collecting.PART_BYTES = 1
 sources = [Source(name, name, None, None, None, None, 1) for name in sys.argv[1:]]
-collecting.collect(sources, (), matcher=Matcher(["never said"]), max_workers=2)
+collecting.collect(sources, (), matcher=Matcher(["never said"]), max_workers=3)
 """
 
 
 def test_processes_that_read_end_with_the_one_that_waits_for_them(tmp_path: Path) -> None:
-    pipes = [tmp_path / name for name in ("a", "b")]
+    pipes = [tmp_path / name for name in ("a", "b", "c")]
     for pipe in pipes:
         os.mkfifo(pipe)
     reader = subprocess.Popen([sys.executable, "-c", READS_PIPES, *map(str, pipes)])

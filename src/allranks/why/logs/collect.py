@@ -8,14 +8,15 @@ size: of one kind of event only the first and last few of a source are kept, and
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import multiprocessing
+import os
+import pickle
 import re
 import signal
+import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -82,7 +83,7 @@ def collect(
     parts = cut(sources)
     workers = min(max_workers, len(parts), MAX_WORKERS)
     if workers > 1:
-        read_logs = list(_read_side_by_side(parts, read, workers, on_progress))
+        read_logs = _read_side_by_side(parts, read, workers, on_progress)
     else:
         read_logs = [read(part, on_progress) for part in parts]
     return Logs(
@@ -112,35 +113,49 @@ def cut(sources: Sequence[Source]) -> list[LogPart]:
 
 def _read_side_by_side(
     parts: Sequence[LogPart], read: Callable[[LogPart, _Progress], Logs], workers: int, on_progress: _Progress
-) -> Iterator[Logs]:
-    """Yield what all parts say, read by child processes; the parts of a killed process are read here."""
-    context = multiprocessing.get_context("fork")
-    given = (die_with_parent(signal.SIGKILL), read)
-    with ProcessPoolExecutor(workers, context, _begin, given) as pool:
-        futures = [pool.submit(_read_there, part) for part in parts]
-        for part, future in zip(parts, futures, strict=True):
+) -> list[Logs]:
+    """Return what all parts say: this process and its children each take the next one until none is left.
+
+    What a child has not told when it ends, because it was killed, is read here.
+    """
+    left, numbers = os.pipe()  # the numbers of the parts that nobody has taken, a byte each
+    os.write(numbers, bytes(range(len(parts))))
+    os.close(numbers)
+    end_with_parent = die_with_parent(signal.SIGKILL)
+    children: dict[int, int] = {}
+    for _ in range(workers - 1):
+        told, tell = os.pipe()
+        if (child := os.fork()) == 0:
             try:
-                logs = future.result()
+                end_with_parent()
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+                with open(tell, "wb") as file:  # noqa: PTH123
+                    for number in iter(lambda: os.read(left, 1), b""):
+                        pickle.dump((number[0], read(parts[number[0]], lambda _: None)), file, pickle.HIGHEST_PROTOCOL)
+                        file.flush()
+            finally:
+                os._exit(0)  # an error is raised again where the part is read in its place
+        os.close(tell)
+        children[child] = told
+    found: dict[int, Logs] = {}
+
+    def listen(told: int) -> None:
+        with open(told, "rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):  # noqa: PTH123
+            while True:
+                number, logs = pickle.load(file)  # noqa: S301
+                found[number] = logs
                 on_progress(logs.num_bytes)
-            except BrokenProcessPool:
-                logs = read(part, on_progress)
-            yield logs
 
-
-_read_in_child: Callable[[LogPart, _Progress], Logs]
-"""In a reader process: what reads a part, inherited by fork."""
-
-
-def _begin(end_with_parent: Callable[[], None], read: Callable[[LogPart, _Progress], Logs]) -> None:
-    """Executed first in a reader process."""
-    global _read_in_child
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    _read_in_child = read
-
-
-def _read_there(part: LogPart) -> Logs:
-    return _read_in_child(part, lambda _: None)
+    threads = [threading.Thread(target=listen, args=(told,)) for told in children.values()]
+    for thread in threads:
+        thread.start()
+    for number in iter(lambda: os.read(left, 1), b""):
+        found[number[0]] = read(parts[number[0]], on_progress)
+    os.close(left)
+    for thread, child in zip(threads, children, strict=True):
+        thread.join()
+        os.waitpid(child, 0)
+    return [found[number] if number in found else read(part, on_progress) for number, part in enumerate(parts)]
 
 
 # --- One part ------------------------------------------------------------------------------------------------------
@@ -171,9 +186,8 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
         for chunk in read_chunks(source, problems=problems):
             on_progress(len(chunk.data))
             num_bytes += len(chunk.data)
-            last_line = chunk.first_line + chunk.num_newlines
             end = (end + chunk.data[-part.tail_bytes :])[-part.tail_bytes :]
-            joint = chunk.before + chunk.data[:MAX_BYTES]
+            joint = chunk.before + chunk.data[:MAX_BYTES] if heads else b""
             found = {line.number: read_printed(line, joint, len(chunk.before) + place) for line, place in heads}
             heads = []
             for event, place in read_hits(chunk):
@@ -183,6 +197,7 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
                 found[event.line.number] = read_printed(event.line, chunk.data, place)
                 if (left := place - len(chunk.data)) > -MAX_BYTES:  # it may go on in the next chunk
                     heads.append((event.line, left))
+            last_line = chunk.number_at(len(chunk.data))
             own = dict([(number, report) for number, report in (own | found).items() if report][-MAX_KEPT:])
         size = num_bytes - before
         if 0 < size <= MAX_WRAPPED_BYTES and (joined := unwrap(chunk.data)) != chunk.data:

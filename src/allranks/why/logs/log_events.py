@@ -64,8 +64,8 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
 
     def number(self, group: str) -> int | None:
         """Return a group as a number; None if it is missing or not a number."""
-        match = _NUMBER.fullmatch(self.values.get(group, ""))
-        return int(match[0]) if match else None
+        text = self.values.get(group)
+        return int(text) if text and _NUMBER.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)
