@@ -31,9 +31,8 @@ from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_excepti
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
-PART_BYTES = 64 << 20
+PART_BYTES = 16 << 20
 """Minimum size of a part, if there is more than one."""
-MAX_PARTS = 16
 MAX_WORKERS = 8
 """Each process uses about 25 MiB."""
 KEEP_FIRST = 4000
@@ -97,18 +96,20 @@ def collect(
 
 
 def cut(sources: Sequence[Source]) -> list[LogPart]:
-    """Return the sources in parts of about equal size, in their order."""
-    size = max(PART_BYTES, sum(source.size for source in sources) // MAX_PARTS + 1)
-    groups: list[list[Source]] = []
-    filled = size
+    """Return the sources in parts, in their order; the last are the smallest, so that all processes end together."""
+    total = left = sum(source.size for source in sources)
+    parts: list[tuple[int, list[Source]]] = []
     for source in sources:
-        if filled >= size:
-            groups.append([])
-            filled = 0
-        groups[-1].append(source)
-        filled += source.size
+        if not parts or parts[-1][0] - left >= size:
+            size = max(PART_BYTES, left // MAX_WORKERS // 2)
+            parts.append((left, []))
+        parts[-1][1].append(source)
+        left -= source.size
     tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
-    return [LogPart(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
+    return [
+        LogPart(tuple(group), KEEP_EVENTS * (1 + sum(source.size for source in group)) // (1 + total), tail_bytes)
+        for _, group in parts
+    ]
 
 
 def _read_side_by_side(
