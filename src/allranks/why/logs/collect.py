@@ -147,7 +147,7 @@ def _read_side_by_side(
                 found[number] = logs
                 on_progress(logs.num_bytes)
 
-    threads = [threading.Thread(target=listen, args=(told,)) for told in children.values()]
+    threads = [threading.Thread(target=listen, args=(told,), daemon=True) for told in children.values()]
     for thread in threads:
         thread.start()
     for number in iter(lambda: os.read(left, 1), b""):
