@@ -19,6 +19,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NoReturn
 
 from allranks.causes.book import all_marks
 from allranks.host.signals import die_with_parent
@@ -79,12 +80,7 @@ def collect(
             thread.
     """
     read = partial(read_part, patterns, matcher or Matcher([pattern.scan for pattern in patterns]))
-    parts = cut(sources)
-    workers = min(max_workers, len(parts), MAX_WORKERS)
-    if workers > 1:
-        read_logs = _read_side_by_side(parts, read, workers, on_progress)
-    else:
-        read_logs = [read(part, on_progress) for part in parts]
+    read_logs = _read_side_by_side(cut(sources), read, min(max_workers, MAX_WORKERS), on_progress)
     return Logs(
         events=tuple(event for logs in read_logs for event in logs.events),
         tails=tuple(tail for logs in read_logs for tail in logs.tails),
@@ -98,17 +94,18 @@ def collect(
 def cut(sources: Sequence[Source]) -> list[LogPart]:
     """Return the sources in parts, in their order; the last are the smallest, so that all processes end together."""
     total = left = sum(source.size for source in sources)
-    parts: list[tuple[int, list[Source]]] = []
+    groups: list[list[Source]] = []
+    end = left  # of the last group: the number of bytes behind it
     for source in sources:
-        if not parts or parts[-1][0] - left >= size:
-            size = max(PART_BYTES, left // MAX_WORKERS // 2)
-            parts.append((left, []))
-        parts[-1][1].append(source)
+        if not groups or left <= end:
+            groups.append([])
+            end = left - max(PART_BYTES, left // MAX_WORKERS // 2)
+        groups[-1].append(source)
         left -= source.size
     tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
     return [
         LogPart(tuple(group), KEEP_EVENTS * (1 + sum(source.size for source in group)) // (1 + total), tail_bytes)
-        for _, group in parts
+        for group in groups
     ]
 
 
@@ -119,43 +116,49 @@ def _read_side_by_side(
 
     What a child has not told when it ends, because it was killed, is read here.
     """
-    left, numbers = os.pipe()  # the numbers of the parts that nobody has taken, a byte each
+    found: dict[int, Logs] = {}
+    left, numbers = os.pipe()  # of the parts that nobody has taken, a byte each
     os.write(numbers, bytes(range(len(parts))))
     os.close(numbers)
     end_with_parent = die_with_parent(signal.SIGKILL)
-    children: dict[int, int] = {}
-    for _ in range(workers - 1):
-        told, tell = os.pipe()
-        if (child := os.fork()) == 0:
-            try:
-                end_with_parent()
-                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-                with open(tell, "wb") as file:  # noqa: PTH123
-                    for number in iter(lambda: os.read(left, 1), b""):
-                        pickle.dump((number[0], read(parts[number[0]], lambda _: None)), file, pickle.HIGHEST_PROTOCOL)
-                        file.flush()
-            finally:
-                os._exit(0)  # an error is raised again where the part is read in its place
-        os.close(tell)
-        children[child] = told
-    found: dict[int, Logs] = {}
 
-    def listen(told: int) -> None:
-        with open(told, "rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):  # noqa: PTH123
+    def read_left(note: _Progress) -> Iterator[tuple[int, Logs]]:
+        while number := os.read(left, 1):
+            yield number[0], read(parts[number[0]], note)
+
+    def tell_parent(tell: int) -> NoReturn:
+        try:
+            end_with_parent()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+            with open(tell, "wb") as file:
+                for told in read_left(lambda _: None):
+                    pickle.dump(told, file, pickle.HIGHEST_PROTOCOL)
+                    file.flush()
+        finally:
+            os._exit(0)  # an error is raised again where the part is read in its place
+
+    def listen(child: int, heard: int) -> None:
+        with open(heard, "rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
             while True:
-                number, logs = pickle.load(file)  # noqa: S301
+                number, logs = pickle.load(file)
                 found[number] = logs
                 on_progress(logs.num_bytes)
+        os.waitpid(child, 0)
 
-    threads = [threading.Thread(target=listen, args=(told,), daemon=True) for told in children.values()]
+    children: list[tuple[int, int]] = []
+    for _ in range(min(workers, len(parts)) - 1):
+        heard, tell = os.pipe()
+        if (child := os.fork()) == 0:
+            tell_parent(tell)
+        os.close(tell)
+        children.append((child, heard))
+    threads = [threading.Thread(target=listen, args=child, daemon=True) for child in children]  # none before a fork
     for thread in threads:
         thread.start()
-    for number in iter(lambda: os.read(left, 1), b""):
-        found[number[0]] = read(parts[number[0]], on_progress)
+    found.update(read_left(on_progress))
     os.close(left)
-    for thread, child in zip(threads, children, strict=True):
+    for thread in threads:
         thread.join()
-        os.waitpid(child, 0)
     return [found[number] if number in found else read(part, on_progress) for number, part in enumerate(parts)]
 
 

@@ -77,11 +77,6 @@ class Chunk:
         begin = position - size
         return self.data[begin:position] if begin >= 0 else self.before[begin:] + self.data[:position]
 
-    @property
-    def num_newlines(self) -> int:
-        """Total number of newlines."""
-        return self.number_at(len(self.data)) - self.first_line
-
     def number_at(self, position: int) -> int:
         """Return the number of the line that contains data[position]; each byte is counted once if positions rise."""
         at, count = self._counted if position >= self._counted[0] else (0, 0)
@@ -150,7 +145,7 @@ def _cut(stream: io.BufferedReader, block_bytes: int) -> Iterator[Chunk]:
         decode = decode or find_json(data) or find_margin(data) or bytes
         chunk = Chunk(decode(data), line, offset - len(overlap), before)
         yield chunk
-        line += chunk.num_newlines
+        line = chunk.number_at(len(chunk.data))
         offset = chunk.offset + len(data)
         overlap = b"" if data.endswith(b"\n") else data[-OVERLAP_BYTES:]
         before = chunk.data[-BEFORE_BYTES:]
