@@ -113,7 +113,8 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
         with open(source.path or 0, "rb", closefd=source.path is not None) as file:
             if source.path is None:
                 os.set_blocking(0, True)  # somebody may have made it non-blocking
-            yield from _cut(_open_stream(file, note), min(max(_BLOCK_BYTES, source.size + 1), CHUNK_BYTES))
+            is_one_chunk = 0 < source.size < CHUNK_BYTES
+            yield from _cut(_open_stream(file, note), source.size + 1 if is_one_chunk else _BLOCK_BYTES)
     except IsADirectoryError:
         note("cannot list this directory")
     except OSError as exc:
