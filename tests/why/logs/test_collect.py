@@ -69,7 +69,7 @@ def test_what_a_killed_process_leaves_over_is_read_all_the_same(
         patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: Callable[[int], None]
     ) -> Logs:
         logs = read_part(patterns, matcher, part, on_progress)
-        if os.getpid() != parent:
+        if os.getpid() != parent and any(source.rank == FILES // 2 for source in part.sources):
             os.kill(os.getpid(), signal.SIGKILL)
         return logs
 
@@ -119,12 +119,12 @@ from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import Source
 collecting.PART_BYTES = 1
 sources = [Source(name, name, None, None, None, None, 1) for name in sys.argv[1:]]
-collecting.collect(sources, (), matcher=Matcher(["never said"]), max_workers=3)
+collecting.collect(sources, (), matcher=Matcher(["never said"]), max_workers=2)
 """
 
 
 def test_processes_that_read_end_with_the_one_that_waits_for_them(tmp_path: Path) -> None:
-    pipes = [tmp_path / name for name in ("a", "b", "c")]
+    pipes = [tmp_path / name for name in ("a", "b")]
     for pipe in pipes:
         os.mkfifo(pipe)
     reader = subprocess.Popen([sys.executable, "-c", READS_PIPES, *map(str, pipes)])

@@ -8,18 +8,16 @@ size: of one kind of event only the first and last few of a source are kept, and
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import pickle
+import multiprocessing
 import re
 import signal
-import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import NoReturn
 
 from allranks.causes.book import all_marks
 from allranks.host.signals import die_with_parent
@@ -80,7 +78,12 @@ def collect(
             thread.
     """
     read = partial(read_part, patterns, matcher or Matcher([pattern.scan for pattern in patterns]))
-    read_logs = _read_side_by_side(cut(sources), read, min(max_workers, MAX_WORKERS), on_progress)
+    parts = cut(sources)
+    workers = min(max_workers, len(parts), MAX_WORKERS)
+    if workers > 1:
+        read_logs = list(_read_side_by_side(parts, read, workers, on_progress))
+    else:
+        read_logs = [read(part, on_progress) for part in parts]
     return Logs(
         events=tuple(event for logs in read_logs for event in logs.events),
         tails=tuple(tail for logs in read_logs for tail in logs.tails),
@@ -93,7 +96,7 @@ def collect(
 
 def cut(sources: Sequence[Source]) -> list[LogPart]:
     """Return the sources in parts, in their order; the last are the smallest, so that all processes end together."""
-    total = left = sum(source.size for source in sources)
+    left = sum(source.size for source in sources)
     groups: list[list[Source]] = []
     end = left  # of the last group: the number of bytes behind it
     for source in sources:
@@ -103,63 +106,40 @@ def cut(sources: Sequence[Source]) -> list[LogPart]:
         groups[-1].append(source)
         left -= source.size
     tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
-    return [
-        LogPart(tuple(group), KEEP_EVENTS * (1 + sum(source.size for source in group)) // (1 + total), tail_bytes)
-        for group in groups
-    ]
+    return [LogPart(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
 
 
 def _read_side_by_side(
     parts: Sequence[LogPart], read: Callable[[LogPart, _Progress], Logs], workers: int, on_progress: _Progress
-) -> list[Logs]:
-    """Return what all parts say: this process and its children each take the next one until none is left.
-
-    What a child has not told when it ends, because it was killed, is read here.
-    """
-    found: dict[int, Logs] = {}
-    left, numbers = os.pipe()  # of the parts that nobody has taken, a byte each
-    os.write(numbers, bytes(range(len(parts))))
-    os.close(numbers)
-    end_with_parent = die_with_parent(signal.SIGKILL)
-
-    def read_left(note: _Progress) -> Iterator[tuple[int, Logs]]:
-        while number := os.read(left, 1):
-            yield number[0], read(parts[number[0]], note)
-
-    def tell_parent(tell: int) -> NoReturn:
-        try:
-            end_with_parent()
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-            with open(tell, "wb") as file:
-                for told in read_left(lambda _: None):
-                    pickle.dump(told, file, pickle.HIGHEST_PROTOCOL)
-                    file.flush()
-        finally:
-            os._exit(0)  # an error is raised again where the part is read in its place
-
-    def listen(child: int, heard: int) -> None:
-        with open(heard, "rb") as file, contextlib.suppress(EOFError, pickle.UnpicklingError):
-            while True:
-                number, logs = pickle.load(file)
-                found[number] = logs
+) -> Iterator[Logs]:
+    """Yield what all parts say, read by child processes; the parts of a killed process are read here."""
+    context = multiprocessing.get_context("fork")
+    given = (die_with_parent(signal.SIGKILL), read)
+    with ProcessPoolExecutor(workers, context, _begin, given) as pool:
+        futures = [pool.submit(_read_there, part) for part in parts]
+        for part, future in zip(parts, futures, strict=True):
+            try:
+                logs = future.result()
                 on_progress(logs.num_bytes)
-        os.waitpid(child, 0)
+            except BrokenProcessPool:
+                logs = read(part, on_progress)
+            yield logs
 
-    children: list[tuple[int, int]] = []
-    for _ in range(min(workers, len(parts)) - 1):
-        heard, tell = os.pipe()
-        if (child := os.fork()) == 0:
-            tell_parent(tell)
-        os.close(tell)
-        children.append((child, heard))
-    threads = [threading.Thread(target=listen, args=child, daemon=True) for child in children]  # none before a fork
-    for thread in threads:
-        thread.start()
-    found.update(read_left(on_progress))
-    os.close(left)
-    for thread in threads:
-        thread.join()
-    return [found[number] if number in found else read(part, on_progress) for number, part in enumerate(parts)]
+
+_read_in_child: Callable[[LogPart, _Progress], Logs]
+"""In a reader process: what reads a part, inherited by fork."""
+
+
+def _begin(end_with_parent: Callable[[], None], read: Callable[[LogPart, _Progress], Logs]) -> None:
+    """Executed first in a reader process."""
+    global _read_in_child
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    _read_in_child = read
+
+
+def _read_there(part: LogPart) -> Logs:
+    return _read_in_child(part, lambda _: None)
 
 
 # --- One part ------------------------------------------------------------------------------------------------------
