@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -105,6 +106,8 @@ def why(
         return code
     if as_markdown and (as_json or html is not None):
         raise UsageError("why: --md, --json and --html are three forms of the answer; expected one of them")
+    gc.set_threshold(*_GC_THRESHOLDS)
+    atexit.register(gc.freeze)  # else Python looks through all of it once more when the process ends: 0.1 s
     from allranks.why.dumps import read_dumps
     from allranks.why.last import name_code
     from allranks.why.verdicts import take_verdict
@@ -170,7 +173,6 @@ def read_logs(sources: Sequence[Source], progress: ReadProgress) -> Logs:
 
     if sources and not has_hyperscan():
         say(WITHOUT_HYPERSCAN)
-    gc.set_threshold(*_GC_THRESHOLDS)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, end) if is_main else None
     try:

@@ -23,11 +23,11 @@ def name_code(logs: Logs) -> str | None:
     A file with the name of source code is a log, too, if any of its lines has a time, a rank or a known message.
     """
     kinds = [_CODE.get(tail.source.shown.lower().rpartition(".")[2]) for tail in logs.tails]
-    said = [*(event.line for event in logs.events if event.cause), *(printed.line for printed in logs.printed)]
-    lines = [line for tail in logs.tails for line in tail.lines]
+    lines = [line for tail in logs.tails for line in tail.lines] if all(kinds) else []
+    said = logs.printed or any(event.cause for event in logs.events)
     if not lines or said or any(line.time is not None or line.rank is not None for line in lines):
         return None
-    return kinds[0] if kinds and all(kinds) else None
+    return kinds[0]
 
 
 def last_words(logs: Logs) -> tuple[str, tuple[Line, ...]]:

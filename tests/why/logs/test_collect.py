@@ -98,7 +98,11 @@ def source_of(size: int) -> Source:
         pytest.param([40, 40, 40], [[40, 40, 40]], id="little"),
         pytest.param([90, 20, 30, 70, 10], [[90, 20], [30, 70], [10]], id="in their order"),
         pytest.param([5, 500, 5], [[5, 500], [5]], id="a large one"),
-        pytest.param([100] * 64, [[100] * 5] * 12 + [[100] * 4], id="no more parts than there may be"),
+        pytest.param(
+            [100] * 48,
+            [[100] * 3] * 6 + [[100] * 2] * 7 + [[100]] * 16,
+            id="the last are the smallest",
+        ),
     ],
 )
 def test_parts_follow_from_the_sources_alone(

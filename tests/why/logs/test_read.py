@@ -54,6 +54,14 @@ def join(chunks: list[Chunk]) -> bytes:
     return whole
 
 
+def test_lines_are_numbered_for_places_in_any_order() -> None:
+    lines = [b"x" * (length % 90) + b"\n" for length in range(900)]
+    chunk = Chunk(b"".join(lines), 5, 0)
+    ends = list(itertools.accumulate(map(len, lines)))
+    assert [chunk.number_at(end - 1) for end in ends] == list(range(5, 905))
+    assert (chunk.number_at(ends[-1]), chunk.number_at(ends[7])) == (905, 13)
+
+
 LOG = b"".join(b"[rank%d]: step %d loss 0.1234\n" % (i % 8, i) for i in range(300_000))
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,

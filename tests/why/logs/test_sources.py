@@ -131,6 +131,7 @@ def test_the_same_file_counts_once_and_loops_end(tmp_path: Path) -> None:
     (tmp_path / "4711/loop").symlink_to("..")
     (tmp_path / "alias.log").symlink_to("4711/rank_0.err")
     (tmp_path / "broken.log").symlink_to("nowhere")
+    (tmp_path / "itself.log").symlink_to("itself.log")
     os.link(tmp_path / "4711/rank_1.err", tmp_path / "4711/rank_1_copy.err")
     found = shown(tmp_path)
     assert len(found) == 2

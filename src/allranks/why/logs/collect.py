@@ -30,9 +30,8 @@ from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_excepti
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
-PART_BYTES = 64 << 20
+PART_BYTES = 16 << 20
 """Minimum size of a part, if there is more than one."""
-MAX_PARTS = 16
 MAX_WORKERS = 8
 """Each process uses about 25 MiB."""
 KEEP_FIRST = 4000
@@ -96,16 +95,16 @@ def collect(
 
 
 def cut(sources: Sequence[Source]) -> list[LogPart]:
-    """Return the sources in parts of about equal size, in their order."""
-    size = max(PART_BYTES, sum(source.size for source in sources) // MAX_PARTS + 1)
+    """Return the sources in parts, in their order; the last are the smallest, so that all processes end together."""
+    left = sum(source.size for source in sources)
     groups: list[list[Source]] = []
-    filled = size
+    end = left  # of the last group: the number of bytes behind it
     for source in sources:
-        if filled >= size:
+        if not groups or left <= end:
             groups.append([])
-            filled = 0
+            end = left - max(PART_BYTES, left // MAX_WORKERS // 2)
         groups[-1].append(source)
-        filled += source.size
+        left -= source.size
     tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
     return [LogPart(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
 
@@ -171,9 +170,8 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
         for chunk in read_chunks(source, problems=problems):
             on_progress(len(chunk.data))
             num_bytes += len(chunk.data)
-            last_line = chunk.first_line + chunk.num_newlines
             end = (end + chunk.data[-part.tail_bytes :])[-part.tail_bytes :]
-            joint = chunk.before + chunk.data[:MAX_BYTES]
+            joint = chunk.before + chunk.data[:MAX_BYTES] if heads else b""
             found = {line.number: read_printed(line, joint, len(chunk.before) + place) for line, place in heads}
             heads = []
             for event, place in read_hits(chunk):
@@ -183,6 +181,7 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
                 found[event.line.number] = read_printed(event.line, chunk.data, place)
                 if (left := place - len(chunk.data)) > -MAX_BYTES:  # it may go on in the next chunk
                     heads.append((event.line, left))
+            last_line = chunk.number_at(len(chunk.data))
             own = dict([(number, report) for number, report in (own | found).items() if report][-MAX_KEPT:])
         size = num_bytes - before
         if 0 < size <= MAX_WRAPPED_BYTES and (joined := unwrap(chunk.data)) != chunk.data:

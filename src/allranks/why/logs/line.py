@@ -13,7 +13,7 @@ Only called for lines that match: about 10 us each.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import msgspec
 
@@ -189,8 +189,13 @@ def _read_message_rank(head: str, writer: LineWriter) -> None:
 
 
 def _find_header(head: str) -> re.Match[str] | None:
-    for header in load_formats().header:
-        for text in header.needs:
-            if text in head and (match := re.compile(header.match).search(head)):  # cached by `re`
-                return match
+    for text, pattern in _headers():
+        if text in head and (match := pattern.search(head)):
+            return match
     return None
+
+
+@cache
+def _headers() -> list[tuple[str, re.Pattern[str]]]:
+    """Return the headers of `formats.toml`, each with a text without which it need not be looked for."""
+    return [(text, re.compile(header.match)) for header in load_formats().header for text in header.needs]

@@ -18,7 +18,7 @@ import msgspec
 
 from allranks.causes.book import all_marks
 from allranks.causes.cause import Cause, Sign, Trait
-from allranks.facts.fact import Who
+from allranks.facts.fact import NOBODY, Who
 from allranks.model.fact_kind import FactKind
 from allranks.model.finding import Confidence
 from allranks.why.logs.line import Line
@@ -27,6 +27,7 @@ from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source
 
 _LOSSES = frozenset((FactKind.WAITED, FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.ENDED, FactKind.LAUNCHER_KILL))
+_PEOPLE = frozenset(("rank", "node", "local_rank", "pid"))
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -54,6 +55,8 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
     @property
     def who(self) -> Who:
         """The process or machine that its groups name."""
+        if _PEOPLE.isdisjoint(self.values):
+            return NOBODY
         node = self.values["node"].strip().rstrip(".,") if "node" in self.values else None
         return Who(self.number("rank"), node, self.number("local_rank"), self.number("pid"))
 
@@ -64,8 +67,8 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
 
     def number(self, group: str) -> int | None:
         """Return a group as a number; None if it is missing or not a number."""
-        match = _NUMBER.fullmatch(self.values.get(group, ""))
-        return int(match[0]) if match else None
+        text = self.values.get(group)
+        return int(text) if text and _NUMBER.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)

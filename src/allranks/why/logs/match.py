@@ -26,13 +26,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from allranks.files.folder import Folder, RefusedError, why_not_ours
 from allranks.why.logs import rewrite
-from allranks.why.logs.read import COUNT_BYTES, Chunk
+from allranks.why.logs.read import Chunk
 from allranks.why.logs.rewrite import find_literal, to_hyperscan
 
 try:
@@ -62,7 +62,7 @@ def has_hyperscan() -> bool:
     return hyperscan is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hit:
     """One segment of a line, and the patterns that may match in it."""
 
@@ -100,8 +100,7 @@ class Matcher:
     def scan(self, chunk: Chunk) -> list[Hit]:
         """Return the segments that hit, in the order of lines, each once."""
         hits = list(_to_hits(chunk, sorted(self._find_ends(chunk.data))))
-        for hit in hits:
-            self._counts.update(hit.patterns)
+        self._counts.update(chain.from_iterable(hit.patterns for hit in hits))
         if hits:
             self._flooding = frozenset(pattern for pattern, count in self._counts.items() if count >= FLOOD)
         return hits
@@ -120,8 +119,7 @@ class Matcher:
 def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
     """Merge the ends of matches in one segment."""
     data = chunk.data
-    index = at = 0
-    number = chunk.first_line
+    index = 0
     while index < len(ends):
         last = (ends[index] >> _ID_BITS) - 1  # the last byte of the match
         lowest = max(0, last - REACH)
@@ -136,10 +134,7 @@ def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
         while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, until):
             patterns.add(ends[index] & _ID)
             index += 1
-        # Hits are close together: usually a few lines are counted.
-        number = chunk.number_at(begin) if begin - at > COUNT_BYTES else number + data.count(b"\n", at, begin)
-        at = begin
-        yield Hit(number, data[begin:stop], tuple(sorted(patterns)), begin)
+        yield Hit(chunk.number_at(begin), data[begin:stop], tuple(sorted(patterns)), begin)
 
 
 # --- Engines: both find at least one match for each pattern in each segment of a line in which `re` finds one ---------

@@ -18,8 +18,8 @@ import itertools
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zstandard
@@ -37,10 +37,10 @@ CHUNK_BYTES = 2 << 20
 """With 4 MiB, the memory allocator gives each chunk back to the kernel, which costs a quarter of the rate."""
 OVERLAP_BYTES = 4 << 10
 BEFORE_BYTES = 1 << 15
-COUNT_BYTES = 1 << 15
-"""Newlines are counted in blocks of this many bytes."""
+_SHORT_PART_BYTES = 1 << 12
 _SAMPLE_BYTES = 1 << 10
-_SHORT_LINE_BYTES = 32
+_SHORT_LINES = 32
+"""If a sample has more lines, they are as short as a word."""
 _BLOCK_BYTES = 1 << 18
 """Bytes that are read at a time."""
 _ZSTD_WINDOW_BYTES = 1 << 27
@@ -56,7 +56,7 @@ class ReadProblem:
     message: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chunk:
     """Whole lines of a source; part of one if it is longer than a chunk."""
 
@@ -69,37 +69,32 @@ class Chunk:
     """Position of data[0] in the stream, unpacked and in UTF-8."""
     before: bytes = b""
     """The last BEFORE_BYTES of the chunk before, decoded: what a line means may stand there."""
-
-    @cached_property
-    def _counts(self) -> tuple[int, ...]:
-        """Number of newlines before each block of COUNT_BYTES, and in total."""
-        blocks = (self.data[at : at + COUNT_BYTES] for at in range(0, len(self.data), COUNT_BYTES))
-        return (0, *itertools.accumulate(map(_count_newlines, blocks)))
+    _counted: tuple[int, int] = field(default=(0, 0), repr=False)
+    """A position, and the number of newlines before it."""
 
     def until(self, position: int, size: int) -> bytes:
         """Return so many bytes before data[position], fewer if they are more than BEFORE_BYTES before the chunk."""
         begin = position - size
         return self.data[begin:position] if begin >= 0 else self.before[begin:] + self.data[:position]
 
-    @property
-    def num_newlines(self) -> int:
-        """Total number of newlines."""
-        return self._counts[-1]
-
     def number_at(self, position: int) -> int:
-        """Return the number of the line that contains data[position]."""
-        block = min(position, len(self.data)) // COUNT_BYTES
-        return self.first_line + self._counts[block] + _count_newlines(self.data[block * COUNT_BYTES : position])
+        """Return the number of the line that contains data[position]; each byte is counted once if positions rise."""
+        at, count = self._counted if position >= self._counted[0] else (0, 0)
+        count += _count_newlines(self.data, at, position)
+        self._counted = position, count
+        return self.first_line + count
 
 
-def _count_newlines(block: bytes) -> int:
-    """Return the number of newlines.
+def _count_newlines(data: bytes, begin: int, end: int) -> int:
+    """Return the number of newlines in a part.
 
     `count` looks at each byte, and would take half as long as matching (CPython before 3.13); `replace` jumps from one
-    to the next, which is six times as fast unless lines are as short as a word.
+    to the next, which is three times as fast unless lines are as short as a word.
     """
-    is_short = block.count(b"\n", 0, _SAMPLE_BYTES) * _SHORT_LINE_BYTES > _SAMPLE_BYTES
-    return block.count(b"\n") if is_short else len(block) - len(block.replace(b"\n", b""))
+    if end - begin < _SHORT_PART_BYTES or data.count(b"\n", begin, begin + _SAMPLE_BYTES) > _SHORT_LINES:
+        return data.count(b"\n", begin, end)
+    part = data[begin:end]
+    return len(part) - len(part.replace(b"\n", b""))
 
 
 def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) -> Iterator[Chunk]:
@@ -116,8 +111,10 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
 
     try:
         with open(source.path or 0, "rb", closefd=source.path is not None) as file:
-            os.set_blocking(file.fileno(), True)  # standard input that somebody made non-blocking
-            yield from _cut(_open_stream(file, note))
+            if source.path is None:
+                os.set_blocking(0, True)  # somebody may have made it non-blocking
+            is_one_chunk = 0 < source.size < CHUNK_BYTES
+            yield from _cut(_open_stream(file, note), source.size + 1 if is_one_chunk else _BLOCK_BYTES)
     except IsADirectoryError:
         note("cannot list this directory")
     except OSError as exc:
@@ -134,19 +131,22 @@ def read_head(path: str, size: int) -> bytes:
         return _open_stream(file, lambda _: None).read(size)
 
 
-def _cut(stream: io.BufferedReader) -> Iterator[Chunk]:
-    """Split a stream into chunks; decode their lines as the first one shows: JSON objects, a margin."""
+def _cut(stream: io.BufferedReader, block_bytes: int) -> Iterator[Chunk]:
+    """Split a stream into chunks; decode their lines as the first one shows: JSON objects, a margin.
+
+    A small file is read at once: joining its blocks would take longer than reading them.
+    """
     decode: Callable[[bytes], bytes] | None = None
-    blocks = iter(partial(stream.read, _BLOCK_BYTES), b"")
+    blocks = iter(partial(stream.read, block_bytes), b"")
     overlap = before = first = b""
     offset, line = 0, 1
-    while parts := list(itertools.islice(blocks, CHUNK_BYTES // _BLOCK_BYTES)):
-        data = b"".join((overlap, *parts, stream.readline(_BLOCK_BYTES)))
+    while parts := list(itertools.islice(blocks, CHUNK_BYTES // block_bytes)):
+        data = b"".join(filter(None, (overlap, *parts, stream.readline(_BLOCK_BYTES))))
         first = first or data  # kept: else the allocator gives pages back after each chunk, 8% of the rate
         decode = decode or find_json(data) or find_margin(data) or bytes
         chunk = Chunk(decode(data), line, offset - len(overlap), before)
         yield chunk
-        line += chunk.num_newlines
+        line = chunk.number_at(len(chunk.data))
         offset = chunk.offset + len(data)
         overlap = b"" if data.endswith(b"\n") else data[-OVERLAP_BYTES:]
         before = chunk.data[-BEFORE_BYTES:]

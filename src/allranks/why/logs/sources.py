@@ -167,30 +167,45 @@ def inside(folder: str) -> str:
 
 
 def walk(top: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield files below a directory, each folder once; at the end, what cannot be listed.
+    """Yield regular files below a directory, each folder once; at the end, what cannot be listed.
 
-    Links come after all folders, so that files keep their own names.
+    Links come after all folders, so that files keep their own names. Thousands of files are looked at: the kernel tells
+    with the names what is a file, a folder or a link.
     """
-    seen: set[str] = set()
+    seen: set[tuple[int, int]] = set()
     failed: list[str] = []  # the error is reported when it is read
-    tops = [top]
-    for start in tops:  # links are added behind it
-        for folder, folders, names in os.walk(start, onerror=lambda exc: failed.append(exc.filename)):
-            if (real := os.path.realpath(folder)) in seen:
-                folders.clear()
-                continue
-            seen.add(real)
+    links = [top]
+    for start in links:  # which grows
+        folders = [start]
+        while folders:
+            folder = folders.pop()
             before = inside(folder)
-            shown = (name for name in folders if not name.startswith(".") and name not in NO_LOGS_BELOW)
-            folders[:] = sorted(shown, key=natural_key)
-            tops += [before + name for name in folders if os.path.islink(before + name)]  # noqa: PTH114
-            for name in sorted(names, key=lambda name: (os.path.islink(before + name), natural_key(name))):  # noqa: PTH114
+            try:
+                status = os.stat(folder)  # noqa: PTH116
+                known = (status.st_dev, status.st_ino) in seen
+                entries = [] if known else [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+            except OSError:
+                failed.append(folder)
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            below = [entry for entry in entries if _is(entry.is_dir) and entry.name not in NO_LOGS_BELOW]
+            below.sort(key=lambda entry: natural_key(entry.name), reverse=True)
+            links += [before + entry.name for entry in reversed(below) if entry.is_symlink()]
+            folders += [before + entry.name for entry in below if not entry.is_symlink()]
+            files = [entry for entry in entries if _is(entry.is_file) and is_wanted(before + entry.name)]
+            for entry in sorted(files, key=lambda entry: (entry.is_symlink(), natural_key(entry.name))):
                 with contextlib.suppress(OSError):  # removed since
-                    status = os.stat(before + name)  # noqa: PTH116
-                    if not name.startswith(".") and stat.S_ISREG(status.st_mode) and is_wanted(before + name):
-                        yield before + name, status
+                    yield before + entry.name, entry.stat()
     for folder in failed:
         yield folder, None
+
+
+def _is(kind: Callable[[], bool]) -> bool:
+    """Whether an entry of a folder is of a kind; a link that leads to itself is of none."""
+    try:
+        return kind()
+    except OSError:
+        return False
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
