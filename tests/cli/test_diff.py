@@ -47,7 +47,10 @@ def test_without_common_steps_or_a_record_it_cannot_tell(tmp_path: Path) -> None
     assert told.output == "cannot tell: no step was recorded by both: steps 1 to 1, and steps 2 to 2\n"
     (tmp_path / "old/step_3").mkdir(parents=True)
     told = ask(a, tmp_path / "old")
-    assert (told.return_value, told.output) == (3, f"cannot tell: no record beside the checkpoints in {tmp_path}/old\n")
+    assert (told.return_value, told.output) == (
+        3,
+        f"cannot tell: no record that can be read beside the checkpoints in {tmp_path}/old\n",
+    )
 
 
 def test_of_runs_without_a_record_the_manifests_tell_torch_and_the_number_of_ranks(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
     allranks diff 4711 4712 --replay
     """
     from allranks.state.truth.parting import find_parting, find_unlike
-    from allranks.state.truth.trace_file import read_record
+    from allranks.state.truth.trace_file import FOLDER, read_record
 
     if is_sure and not is_rerun:
         raise UsageError("diff --yes: expected --replay beside it: without it nothing is run")
@@ -53,7 +53,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
         places = find_place(first), find_place(second)
     except OSError as exc:  # a name that is too long, a directory that may not be read
         raise UsageError(f"{exc.filename}: {os.strerror(exc.errno or 0).lower()}") from exc
-    if places[0].resolve() == places[1].resolve():
+    if (places[0] / FOLDER).resolve() == (places[1] / FOLDER).resolve():
         raise UsageError(f"diff: A and B have one record, in {places[0]}: expected two runs, with a directory each")
     records = [read_record(place) for place in places]
     lacking = [str(place) for place, record in zip(places, records, strict=True) if 0 not in record]
@@ -180,7 +180,7 @@ def _say(parting: Parting, records: Sequence[Record], lacking: Sequence[str]) ->
     left_out = [f"not compared  {parting.left_out}"] if parting.left_out else []
     names = [differing.describe(parting.num_ranks) for differing in parting.differing]
     if lacking:
-        return [f"cannot tell: no record beside the checkpoints in {place}" for place in lacking]
+        return [f"cannot tell: no record that can be read beside the checkpoints in {place}" for place in lacking]
     if not parting.num_steps:
         spans = [f"{record[0][0].step} to {record[0][-1].step}" for record in records]
         why = parting.left_out or f"no step was recorded by both: steps {spans[0]}, and steps {spans[1]}"

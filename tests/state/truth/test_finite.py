@@ -235,12 +235,24 @@ def test_a_checkpoint_on_which_replicas_agreed_counts_although_it_is_still_being
         assert checkpoints.roll_back() == []
         for step in (7, 8):
             checkpoints.save(step, {"w": torch.ones(100_000)}, about=lambda: {"verified": True, "healed": 0})
-            assert checkpoints.roll_back() == [step]
+            assert checkpoints.roll_back()[-1] == step
         with monkeypatch.context() as slow:
             slow.setattr("allranks.state.saved.checkpoint.GIVEN_UP_S", 0.0)
             slow.setattr(WriterLink, "wait_settled", lambda *_: False)
             checkpoints.save(9, {"w": torch.ones(3)}, about=lambda: {"verified": True, "healed": 0})
             assert checkpoints.roll_back()[-1] == 9
+
+
+def test_a_roll_back_waits_for_a_save_only_where_there_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Meanwhile the other ranks wait, and may fail for another reason than the corruption."""
+    waits = list[float]()
+    with Checkpointer(tmp_path) as checkpoints:
+        monkeypatch.setattr(checkpoints, "wait", waits.append)
+        assert (checkpoints.roll_back(), len(waits)) == ([], 1)
+        checkpoint(tmp_path, 1, verified=True, healed=0)
+        assert (checkpoints.roll_back(), len(waits)) == ([1], 1)
 
 
 def test_a_manifest_without_what_is_new_is_read(tmp_path: Path):

@@ -39,6 +39,14 @@ def test_equal_records_have_no_difference_and_say_how_far() -> None:
     assert (found.until, found.last, found.num_steps) == (None, 16, 6)
 
 
+def test_ranks_without_rows_are_told_as_not_compared() -> None:
+    whole, torn = record(), record()
+    torn[1], torn[2] = torn[1][:4], []
+    found = part(whole, torn)
+    assert (found.until, found.num_steps) == (None, 6)
+    assert found.left_out == "generators and batches of ranks 1-2, at steps without a row of theirs"
+
+
 def test_the_interval_and_the_part_are_named() -> None:
     found = part(record(), struck(record(), "part/model", since=3))
     assert (found.since, found.until) == (2, 4)

@@ -54,7 +54,7 @@ __all__ = ["CheckpointError", "Checkpointer", "Loaded", "Stall", "StateError"]
 _numbers = itertools.count()
 """Instance counter for store keys; all ranks must construct their checkpointers in the same order."""
 GIVEN_UP_S = 15.0
-"""How long the end of a run waits for the save before one that was given up, or a roll-back for the last one."""
+"""How long the end of a run waits for the save before one that was given up, or a roll-back for the only one."""
 
 
 class CheckpointError(SetupError):
@@ -212,9 +212,10 @@ class Checkpointer:
         """Return the step to which rank 0 has rolled back (see tidy), and that of a save that still goes on."""
         with suppress(OSError):
             if self.membership.is_leader:
-                self.wait(GIVEN_UP_S)
+                if (step := roll_back(self.directory, self._say)) is None:  # else nobody waits with the verdict
+                    self.wait(GIVEN_UP_S)
+                    step = roll_back(self.directory, self._say)
                 is_settled = self._link is None or self._link.is_gone or self._link.wait_settled(0.0)
-                step = roll_back(self.directory, self._say)
                 return [] if step is None else [step] if is_settled else sorted({step, self._step})
         return []
 

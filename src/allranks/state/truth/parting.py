@@ -76,6 +76,7 @@ def find_parting(first: Record, second: Record) -> Parting:
     still = _still_generators(first) & _still_generators(second)
     since, last, num_steps, num_ranks, left_out = None, None, 0, 1, ""
     loose: set[_Cell] | None = None
+    unseen = set[int]()
     for step in sorted(rows[0].get(0, {}).keys() & rows[1].get(0, {}).keys()):
         num_ranks, others = (int(of_run[0][step].about.get("world_size", 1)) for of_run in rows)
         cells = [_cells_at(step, of_run, num_ranks) for of_run in rows]
@@ -87,6 +88,7 @@ def find_parting(first: Record, second: Record) -> Parting:
             left_out = f"{num_ranks} and {others} ranks: {what}"
         if not common:
             continue
+        unseen.update(rank for rank in range(num_ranks) if any(step not in run.get(rank, {}) for run in rows))
         num_steps, last = num_steps + 1, step
         unlike = {cell for cell in common if cells[0][cell] != cells[1][cell]}
         if loose is None:
@@ -97,6 +99,8 @@ def find_parting(first: Record, second: Record) -> Parting:
         since = step
     else:
         differing, until, since = _by_column(loose or ()), None, None
+    if unseen and not left_out:
+        left_out = f"generators and batches of {fold_ranks(unseen)}, at steps without a row of theirs"
     return Parting(num_steps=num_steps, since=since, until=until, last=last, differing=differing, num_ranks=num_ranks,
                    left_out=left_out)  # fmt: skip
 

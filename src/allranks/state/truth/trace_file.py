@@ -2,7 +2,7 @@
 
     checkpoints/trace/rank_00000.jsonl
 
-    5f0c9a31 {"format":3,"since":64,"about":{"torch":"2.13.0", ...}}
+    5f0c9a31 {"format":4,"since":64,"about":{"torch":"2.13.0", ...}}
     71aa03c8 [64,{"batch":-81230042,"generator/torch":7712,"part/model":590031}]
 
 Files are only appended to. An object says what the rows below it have in common, and that rows from its step on that
@@ -27,7 +27,7 @@ import msgspec
 from allranks.files.regular import find_regular
 from allranks.model.errors import UsageError
 
-FORMAT = 3
+FORMAT = 4
 FOLDER = "trace"
 MOST_ROWS = 1024
 """From any step to twice as many steps, besides those at saves: 0.2 MB."""
@@ -37,9 +37,9 @@ PREFIXES = (
     "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHONHASHSEED", "PYTORCH", "TORCH",
 )  # fmt: skip
 """Of variables that change what is computed, or how."""
-_BEGUN = re.compile(rb'[0-9a-f]{8} (?:\[|\{"format":[0-9]+,"since":)([0-9]{1,18}),')
+_BEGUN = re.compile(rb'.{8} (?:\[|\{"format":[0-9]+,"since":)([0-9]{1,18}),')
 """The step of a damaged line: a row of an object that cannot be read has at least the step from which on that cuts."""
-_TORN_BYTES = 32
+_TORN_BYTES = 48
 """A shorter line was torn by the end of its process, and has no rows below it."""
 
 
@@ -123,7 +123,7 @@ def read_record(directory: Path) -> dict[int, list[TraceRow]]:
     """Return the rows of each rank beside these checkpoints; none where there is no record.
 
     Raises:
-        UsageError: another version of allranks wrote the record.
+        UsageError: the record is damaged, or of another version of allranks.
     """
     record, has_other = {}, False
     for path in (directory / FOLDER).glob("rank_*"):
@@ -133,5 +133,8 @@ def read_record(directory: Path) -> dict[int, list[TraceRow]]:
             record[int(number)] = rows
         has_other |= bool(data)
     if has_other and not record:
-        raise UsageError(f"{directory}: its record has no row of format {FORMAT}, which this allranks reads")
+        raise UsageError(
+            f"{directory}: its record has no whole row of format {FORMAT}, which this allranks reads; it is damaged, "
+            "or of another version"
+        )
     return record
