@@ -19,3 +19,8 @@ def test_each_log_has_its_answer_in_the_table() -> None:
 def test_the_answer_is_the_one_in_the_table(probe: str, patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
     told = ask([PROBES / probe], patterns, matcher)
     assert list_wrong(told, CASES[probe]) == [], f"{told.verdict}, beside it {told.beside}: {CASES[probe]['why']}"
+
+
+def test_a_crash_that_srun_and_the_kernel_tell_is_told_once(patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
+    told = ask([PROBES / "one-crash-told-by-srun-and-the-kernel"], patterns, matcher)
+    assert not [note for note in told.printed[0].notes if "also by itself" in note]

@@ -91,14 +91,16 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
     An exception of its own that nobody caught is no consequence of them; what follows from the end of a data loader
     says so. If one came before it, it is likely at most.
     """
-    own = [item for item in strong if item.kind is FactKind.RAISED and item.fact.confidence is Confidence.CERTAIN]
+    own = [item for item in strong if item.sort is Sort.BREAK and item.kind is not FactKind.SCHEDULER_END]
+    own = [item for item in own if item.fact.confidence is Confidence.CERTAIN and not is_outside(item)]
     strangers = [item for item in strong if item.kind in _STRANGE and _is_apart(item)]
-    files = {item.place.source for item in own} - {""}  # a fault that stands in the log of who failed may be why
+    # A fault that stands in the log of who failed may be why.
+    files = {item.place.source for item in own if item.fact.said is Said.SELF} - {""}
     strangers = [item for item in strangers if item.kind is FactKind.ENDED or item.place.source not in files]
-    for item in own:
-        near = [stranger for stranger in strangers if stranger.who.compare_machines(item.who) is Same.YES]
-        item.is_doubted |= any(sooner(stranger, item) for stranger in strangers)
-        item.is_doubted |= not all(sooner(item, stranger) for stranger in near)
+    for item in (item for item in own if item.kind is FactKind.RAISED):
+        recent = [stranger for stranger in strangers if is_soon(stranger, item) is not False]
+        near = [stranger for stranger in recent if stranger.who.compare_machines(item.who) is Same.YES]
+        item.is_doubted |= any(sooner(it, item) or (it in near and not sooner(item, it)) for it in recent)
     return [item for item in strong if item not in strangers] if own else strong
 
 
@@ -110,11 +112,12 @@ def _elect(chosen: Sequence[Item], items: Sequence[Item], world: int | None) -> 
     named = [item for item in equals if item.is_named] or equals
     best = reduce(
         lambda first, item: item if sooner(item, first) and not item.is_like(first) else first,
-        sorted(named, key=directness),
+        sorted(named, key=lambda item: (item.is_doubted, directness(item))),
     )
     rivals = [item for item in named if not item.is_like(best)]
     unordered = [item for item in rivals if not sooner(best, item)]
-    like = [best, *(item for item in equals if item is not best and item.is_like(best))]
+    same = [item for item in equals if item.is_like(best) and item.is_doubted <= best.is_doubted]
+    like = [best, *(item for item in same if item is not best)]
     root = _make_root(like, items, world)
     if not unordered:
         return [_doubt(root, Confidence.LIKELY) if rivals else root]
@@ -178,14 +181,15 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
     files = {item.place.source for item in items if item.sort is not Sort.PROGRESS and not is_outside(item)}
     is_told_there = best.kind is FactKind.ENDED or best.place.source in files  # by srun, in the job's own file
     is_elsewhere = bool(files) and (best.fact.said is Said.KERNEL or not is_told_there)
-    if best.is_doubted or is_unsure or (is_elsewhere and _is_apart(best)):
+    if best.is_doubted or is_unsure or (is_elsewhere and all(map(_is_apart, like))):
         most = _at_most(Confidence.LIKELY, most)
     return Root(tuple(item.fact for item in like), part, _at_most(most, best.fact.confidence), blamed)
 
 
 def _is_apart(item: Item) -> bool:
     """Whether it is told from outside, and nothing ties it to the job: no name, and nobody who soon failed by it."""
-    own = [it for it in item.effects if it.causes[item] and it.who.compare(item.who) is not Same.NO]
+    named = [effect for effect in item.effects if effect.causes[item] and not is_outside(effect)]
+    own = [effect for effect in named if effect.who.compare(item.who) is not Same.NO]
     return is_outside(item) and not item.fact.is_of_job and not any(is_soon(item, effect) for effect in own)
 
 
@@ -241,4 +245,6 @@ def _group(items: Iterable[Item]) -> list[list[Item]]:
 
 def _fold(items: Iterable[Item], part: RootPart) -> Iterable[Root]:
     for group in _group(items):
-        yield Root(tuple(item.fact for item in group), part, group[0].fact.confidence, _people(group))
+        is_doubted = part is RootPart.ALSO and all(item.is_doubted for item in group)
+        most = Confidence.LIKELY if is_doubted else Confidence.CERTAIN
+        yield Root(tuple(item.fact for item in group), part, _at_most(most, group[0].fact.confidence), _people(group))

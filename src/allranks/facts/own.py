@@ -21,9 +21,10 @@ def explain_process(items: Sequence[Item]) -> None:
     by_sort: defaultdict[Sort, list[Item]] = defaultdict(list)
     for item in items:
         by_sort[item.sort].append(item)
-    broke = _first(by_sort[Sort.BREAK], lambda item: item.strength)
-    """What it raised explains how it ended, unless it only says that something failed."""
     end = _first(by_sort[Sort.END])
+    breaks = [item for item in by_sort[Sort.BREAK] if end is None or not_later(item, end)] or by_sort[Sort.BREAK]
+    broke = _first(breaks, lambda item: item.strength)
+    """What it raised explains how it ended, unless it only says that something failed."""
     lost = _first_lost(by_sort)
     order = _first(by_sort[Sort.ORDER])
     away = _first([item for item in by_sort[Sort.ABSENT] if item.fact.seq == START])

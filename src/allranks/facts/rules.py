@@ -5,7 +5,7 @@ from __future__ import annotations
 from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import FactKind, Said, Same
-from allranks.facts.item import Item, Sort
+from allranks.facts.item import Item, Sort, is_outside
 from allranks.model.finding import Confidence
 
 MONITOR_S = 5.0
@@ -161,15 +161,19 @@ def strikes(reason: Item, effect: Item) -> bool:
         is_kill = reason.who.is_node and reason.sort is Sort.BREAK
         return is_kill and effect.sort is Sort.END and _is_same_end(reason, effect)
     if reason.kind is FactKind.DEVICE_FAULT:
-        is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
-        return effect.kind is FactKind.ENDED or is_named
+        is_unsure = effect.kind is FactKind.RAISED and reason.strength < effect.strength and not effect.fact.is_generic
+        is_same = effect.kind is FactKind.DEVICE_FAULT and is_outside(reason) and not is_outside(effect)
+        return effect.kind is FactKind.ENDED or is_unsure or is_same
     if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
         is_end = effect.fact.signal == SIGABRT or reason.fact.is_fatal or reason.fact.said is Said.INFERRED
         return effect.sort > Sort.END or is_end
     return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 
-def is_soon(reason: Item, effect: Item) -> bool:
-    """Whether the effect certainly came soon after the reason."""
-    is_dated = effect.when.clock != "" and effect.when.clock == reason.when.clock
-    return is_dated and effect.when.after_s(reason.when) <= CLOCKS_S
+def is_soon(reason: Item, effect: Item) -> bool | None:
+    """Whether the effect came soon after the reason, by the ends of their times that are known; None: who knows."""
+    mine = reason.when.earliest_s if reason.when.latest_s is None else reason.when.latest_s
+    its = effect.when.earliest_s if effect.when.latest_s is None else effect.when.latest_s
+    if reason.when.clock != effect.when.clock or mine is None or its is None:
+        return None
+    return abs(its - mine) <= CLOCKS_S

@@ -22,7 +22,7 @@ from signal import SIGKILL
 from allranks.facts import rules
 from allranks.facts.elect import tell
 from allranks.facts.fact import Fact, FactKind, Said
-from allranks.facts.item import FEW, SUFFERED, Item, Pool, Rule, Sort, directness, make_items
+from allranks.facts.item import FEW, SUFFERED, Item, Pool, Rule, Sort, directness, is_outside, make_items
 from allranks.facts.own import date, explain_process
 from allranks.facts.rules import not_later, sooner
 from allranks.facts.story import Story, StoryEnd
@@ -122,10 +122,11 @@ class _Between:
         """Explain what looks like a break of its own: by its GPU, by the scheduler, or by who knows better."""
         breaks = self._open(Sort.BREAK)
         own = Pool(item for item in breaks if item.kind is not FactKind.SCHEDULER_END and item.is_real)
+        ends = Pool(item for item in self._open(Sort.END) if item.is_real)
         suffered = Pool(self._of(Sort.LOSS, Sort.WAIT))
         for item in breaks:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
-                is_first = not self._possibly(item, (own, sooner), (suffered, rules.is_failure_before))
+                is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.is_failure_before))
                 item.is_doubted = is_first and own.find(item, rules.not_after) is not None
             elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):
                 continue
@@ -134,6 +135,8 @@ class _Between:
                 if crash is not None and crash.who.is_node and not crash.blamed:  # it names its machine only
                     crash.explain(item, is_named=False)
                     crash.blamed = (item.who,)
+                elif crash is not None and is_outside(item):  # another one knows whose it is
+                    crash.explain(item, is_named=False)
                 else:
                     self._possibly(item, (suffered, rules.may_crash_it))
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:

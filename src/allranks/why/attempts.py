@@ -96,7 +96,9 @@ class Attempts:
                 if event.kind == "failures" or is_told:
                     over[line.node] = line
                 is_failing = self._fails_again(line) or self._fails_otherwise(line)
-                if is_told and (is_failing or (_go_on(steps, line) and not self._is_of_another_file(steps[-1]))):
+                falls = _find_fall(steps, line.number, 0) is not None  # a handler of SIGTERM makes the next step
+                is_over = "DUE TO TIME LIMIT" in line.text  # nothing begins such a job again by itself
+                if is_told and not is_over and (is_failing or (falls and not self._is_of_another_file(steps[-1]))):
                     self._unsure[shown] = line.number + 1  # something of the user's runs below
             elif key not in seen:
                 seen.add(key)

@@ -66,7 +66,7 @@ def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
 
     Nobody is known, or a process of its machine, or one with its local rank.
     """
-    if effect.kind not in {FactKind.RAISED, FactKind.ENDED, FactKind.MISSING} or effect.signal in _OTHERS_SIGNALS:
+    if effect.kind not in {*_OWN, FactKind.MISSING} or effect.signal in _OTHERS_SIGNALS:
         return False
     for fact in facts:
         machine = fact.who.compare_machines(effect.who)

@@ -43,24 +43,23 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     by_process: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
     for fact in ends:
         by_process[_key(fact)].append(fact)
-    return _give_names(_doubt_strangers([*others, *(_join(same) for same in by_process.values())]))
+    has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in (*others, *ends))
+    united = [_unite_told(same, has_failed=has_failed) for same in by_process.values()]
+    return _give_names([*others, *united])
 
 
-def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
-    """Return the facts, with less confidence where a kernel tells the end of a process that nobody knows.
+def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:
+    """Return an end, with less confidence if only a kernel tells it, of a process that nobody knows.
 
     It may be anybody's, so it is likely; if the job failed and the name of what was killed is no Python's, undecided.
     """
-    has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in facts)
-    found = []
-    for fact in facts:
-        is_end = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL
-        if is_end and (fact.who.rank, fact.who.local_rank) == (None, None):
-            name = _KILLED.search(fact.places[0].text)
-            is_other = has_failed and name is not None and not name[1].startswith(_NAMES)
-            fact = replace(fact, confidence=Confidence.UNDECIDED if is_other else Confidence.LIKELY)
-        found.append(fact)
-    return found
+    fact = _join(same)
+    is_known = any(one.said is not Said.KERNEL for one in same)
+    if is_known or fact.kind is not FactKind.ENDED or (fact.who.rank, fact.who.local_rank) != (None, None):
+        return fact
+    name = _KILLED.search(fact.places[0].text)
+    is_other = has_failed and name is not None and not name[1].startswith(_NAMES)
+    return replace(fact, confidence=Confidence.UNDECIDED if is_other else Confidence.LIKELY)
 
 
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
