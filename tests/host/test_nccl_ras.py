@@ -75,7 +75,7 @@ def test_one_that_does_not_answer_costs_its_timeout() -> None:
         began_s = time.monotonic()
         with pytest.raises(TimeoutError):
             ask_ras(env, timeout_s=0.1)
-        assert time.monotonic() - began_s < 60  # it never answers
+        assert time.monotonic() - began_s < 30  # it never answers
 
 
 @pytest.mark.parametrize(
