@@ -95,11 +95,9 @@ class Attempts:
                 is_told = event.sign is not None and event.sign.said is Said.SCHEDULER
                 if event.kind == "failures" or is_told:
                     over[line.node] = line
-                is_failing = self._fails_again(line) or self._fails_otherwise(line)
-                falls = _find_fall(steps, line.number, 0) is not None  # a handler of SIGTERM makes the next step
-                is_over = "DUE TO TIME LIMIT" in line.text  # nothing begins such a job again by itself
-                if is_told and not is_over and (is_failing or (falls and not self._is_of_another_file(steps[-1]))):
-                    self._unsure[shown] = line.number + 1  # something of the user's runs below
+                # After a time limit nothing begins the job again by itself.
+                if is_told and "DUE TO TIME LIMIT" not in line.text and self._is_run_below(line, steps):
+                    self._unsure[shown] = line.number + 1
             elif key not in seen:
                 seen.add(key)
             else:
@@ -107,7 +105,7 @@ class Attempts:
                 end = _last(over, line.node, begun)
                 is_requeue = end is not None and _REQUEUE.search(end.text) is not None
                 fails_again, is_other = self._fails_again(line), self._fails_otherwise(line)
-                goes_on = _go_on(steps, line) and not is_other
+                goes_on = bool(steps) and steps[-1].number > line.number and not is_other
                 if end is not None and (is_requeue or fails_again or goes_on) and self._is_later(event, end):
                     self._note(line, line.node)
                 elif _last(ended, line.node, begun) is not None:
@@ -121,6 +119,12 @@ class Attempts:
             for event in events:
                 if event.kind in _STARTS:
                     self._begun.setdefault((shown, event.line.node), [])
+
+    def _is_run_below(self, line: Line, steps: Sequence[Line]) -> bool:
+        """Whether something of the user's runs below a line; a last step, of a handler of SIGTERM, does not count."""
+        if self._fails_again(line) or self._fails_otherwise(line):
+            return True
+        return _find_fall(steps, line.number, 0) is not None and not self._is_of_another_file(steps[-1])
 
     def _is_later(self, event: LogEvent, end: Line) -> bool:
         """Whether a line of a start was written after an end; a script's own words may have been buffered."""
@@ -184,11 +188,6 @@ class Attempts:
             self._starts.append(when)
         elif when.is_before(self._starts[attempt]):
             self._starts[attempt] = when
-
-
-def _go_on(steps: Sequence[Line], line: Line) -> bool:
-    """Whether the training makes steps below a line."""
-    return bool(steps) and steps[-1].number > line.number
 
 
 def _find_fall(steps: Sequence[Line], end: int, repeated: int) -> int | None:
