@@ -12,6 +12,9 @@ timeout a job whose Epilog hangs stays COMPLETING. So `start` forks, and returns
   and prints what it has found (told.Explained). It is killed after EXPLAIN_S.
 
 Problems go to syslog, since SLURM keeps no output of an epilog.
+
+slurmd kills the process group of an epilog as soon as it has exited (seen with 22.05: what `setsid -f` had just forked
+was killed before it had its session). So the caller waits here until its child has a session.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ SLOTS = 8
 SLOT = "allranks-epilog"
 """Name of an abstract socket, which is no file: the kernel keeps it as long as its process lives."""
 NICENESS = 10
-"""Of the watcher: a tenth of the time of a job that competes with it. With 19 it got a seventieth, and ended untold."""
+"""Of the watcher: a tenth of the time of a job that competes with it; with 19 it would be a seventieth."""
 ASK_AGAIN_S = 1.0
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin"
 """An epilog has no PATH. Source: SLURM's prolog and epilog guide."""
