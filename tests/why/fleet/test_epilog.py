@@ -93,6 +93,13 @@ def test_the_line_names_the_node_at_fault(slurm: FakeSlurm, allranks: Allranks, 
     assert line["faults"] == [{"cause": "AR105 gpu-hardware", "node": "n3", "confidence": "certain"}]
 
 
+def test_a_controller_that_is_restarted_is_asked_again(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    slurm.answer("scontrol", "show job 12", out=without_comment(show_job(state="COMPLETED", work=tmp_path)))
+    slurm.answer_once("scontrol", err="slurm_load_jobs error: Unable to contact slurm controller\n", code=1)
+    assert allranks("why", "--epilog", "--to", tmp_path, env=NODE).returncode == 0
+    assert lines_of(tmp_path / "n1.jsonl")[0]["job"] == "12"
+
+
 def test_a_healthy_job_gets_a_short_line_and_no_comment_and_its_logs_are_not_read(
     slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
 ) -> None:

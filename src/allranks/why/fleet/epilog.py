@@ -33,6 +33,7 @@ from pathlib import Path
 from allranks.files.folder import Folder, can_swap
 from allranks.host.programs import run_command
 from allranks.host.slurm import JobState, find_jobs, list_nodes
+from allranks.host.slurm_command import NoSlurmError
 from allranks.host.slurm_job import set_comment_in_accounting
 from allranks.model.errors import AllranksError
 from allranks.model.foreign import Unreadable, decode_json
@@ -146,11 +147,17 @@ def _wait_for_end(duty: Duty) -> JobState | None:
     """Return the job as SLURM has it when it has ended; None if another node explains it, or nobody knows it.
 
     Raises:
-        SetupError: SLURM does not answer.
+        SetupError: SLURM does not answer, for COMPLETING_S: its controller may be restarted just now.
     """
     began = time.monotonic()
     while True:
-        state = next((job for job in find_jobs(duty.number) if job.number == duty.number), None)
+        try:
+            state = next((job for job in find_jobs(duty.number) if job.number == duty.number), None)
+        except AllranksError as exc:
+            if isinstance(exc, NoSlurmError) or time.monotonic() - began > COMPLETING_S:
+                raise
+            time.sleep(ASK_AGAIN_S)
+            continue
         if state is None:
             return None
         nodes = duty.nodes or expand_hosts(state.nodes or duty.node)
