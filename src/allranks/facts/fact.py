@@ -45,9 +45,14 @@ class Who(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return Who(*[mine if mine is not None else its for mine, its in pairs])
 
     @property
+    def is_process(self) -> bool:
+        """Whether it means one process, and no machine."""
+        return (self.rank, self.local_rank, self.pid) != (None, None, None)
+
+    @property
     def is_node(self) -> bool:
         """Whether it means a whole machine."""
-        return self.rank is None and self.local_rank is None and self.pid is None and bool(self)
+        return not self.is_process and bool(self)
 
     def compare(self, other: Who) -> Same:
         """Whether both are one process (or one machine). What only one of them knows tells nothing."""

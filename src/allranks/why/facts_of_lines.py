@@ -136,6 +136,8 @@ class FactReader:
             if event.sign is None or event.cause is None:
                 continue
             line = event.line
+            if Trait.ERROR_OF_SCRIPT in event.traits and line.at in self._exceptions:
+                continue  # told with its place in the script (readings/tracebacks.py)
             key = (event.cause.id, event.sign.pattern, line.source.shown, line.rank, line.local_rank, line.node)
             same = alike[key]
             is_new = event.sign.fact in _COMES_AND_GOES or all(other.values != event.values for other in same)

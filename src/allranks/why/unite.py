@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
-from allranks.facts.fact import Fact, FactKind, Said, Same, When, Who
+from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Said, Same, When, Who
 from allranks.model.finding import Confidence
 
+EXCEPTION = 1
+"""Exit code of a Python whose script raised an exception that nobody caught."""
 EXACT_S = 2.0
 """A time of a line is at most as wide: a second, and what clocks differ by."""
 _KILLED = re.compile(r"(?:[Kk]ill(?:ed)? process \d+,? \(|task=)([^),]+)")
@@ -45,7 +47,41 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
         by_process[_key(fact)].append(fact)
     has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in (*others, *ends))
     united = [_unite_told(same, has_failed=has_failed) for same in by_process.values()]
-    return _give_names([*others, *united])
+    return _give_names([*_give_writers(others, united), *united])
+
+
+def _give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
+    """Say whose exceptions are in the output of a launcher that tells how its processes ended; equal ones once else."""
+    ended: defaultdict[tuple[int, str], dict[int, Fact]] = defaultdict(dict)
+    for end in sorted(ends, key=lambda end: not end.is_first_observed):
+        if end.who.rank is not None:
+            for place in end.places:
+                ended[end.attempt, place.source][end.who.rank] = end
+    alike: defaultdict[tuple[str, Fact], list[Fact]] = defaultdict(list)
+    for fact in facts:
+        if fact.kind is FactKind.RAISED and fact.places and fact.who.rank is None:
+            alike[fact.place.source, replace(fact, places=(), when=NEVER_SAID)].append(fact)
+        else:
+            yield fact
+    for (source, first), same in alike.items():
+        whos = _find_writers(first.who, len(same), [*ended[first.attempt, source].values()])
+        yield from (
+            (replace(fact, who=who, speaker=who) for fact, who in zip(same, whos, strict=True)) if whos else same[:1]
+        )
+
+
+def _find_writers(who: Who, num: int, ended: Sequence[Fact]) -> Sequence[Who]:
+    """Return which processes wrote the same exception so many times, each once; none if that is not known.
+
+    The launcher may name its writers by local rank, or not at all. Then they are those that ended by an exception, if
+    these are as many, or with them those that it ended meanwhile. A single one may have been caught by anybody.
+    """
+    near = [end for end in ended if end.who.compare_machines(who) is not Same.NO]
+    of_local_rank = [end.who for end in near if end.who.local_rank == who.local_rank is not None]
+    failed = [end.who for end in near if end.code == EXCEPTION]
+    both = [*failed, *(end.who for end in near if end.code is None and end.signal == SIGTERM)]
+    groups = [of_local_rank] if who.is_process else [failed, both] if num > 1 else []
+    return next((whos for whos in groups if len(whos) == num), ())
 
 
 def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:
@@ -101,8 +137,8 @@ def _give_names(ends: Sequence[Fact]) -> list[Fact]:
 
     slurmstepd only counts the processes that the kernel killed; srun, a launcher or Ray says which those were.
     """
-    of_processes = [fact for fact in ends if fact.kind in _ENDS and fact.cause and _is_of_process(fact)]
-    nameless = [fact for fact in ends if fact.kind in _NAMELESS and fact.cause and not _is_of_process(fact)]
+    of_processes = [fact for fact in ends if fact.kind in _ENDS and fact.cause and fact.who.is_process]
+    nameless = [fact for fact in ends if fact.kind in _NAMELESS and fact.cause and not fact.who.is_process]
     nameless = [fact for fact in nameless if fact.said is not Said.SELF]  # of the unknown writer of a file
     told: dict[int, Fact] = {}
     united: set[int] = set()
@@ -127,10 +163,6 @@ def _may_mean(end: Fact, other: Fact) -> bool:
     )
 
 
-def _is_of_process(fact: Fact) -> bool:
-    return fact.who.rank is not None or fact.who.pid is not None or fact.who.local_rank is not None
-
-
 def _of_one_line(same: Sequence[Fact]) -> list[Fact]:
     """Return the ends of one line: one for each process, with all that the line means."""
     whos = list(dict.fromkeys(fact.who for fact in sorted(same, key=lambda fact: fact.who.rank is None)))
@@ -147,7 +179,7 @@ def _key(fact: Fact) -> tuple[object, ...]:
     who = fact.who
     if who.rank is not None:
         return fact.attempt, "rank", who.rank, fact.signal
-    if _is_of_process(fact):
+    if fact.who.is_process:
         return fact.attempt, who.node, who.pid, who.local_rank, fact.signal
     return fact.places[0].source, fact.places[0].line
 

@@ -20,6 +20,7 @@ from allranks.why.logs import read
 from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
+from conftest import HANG_S
 
 
 def source_of(path: Path) -> Source:
@@ -200,13 +201,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_memory_is_constant(tmp_path: Path) -> None:
     path = tmp_path / "zeros.log.zst"
     with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as writer:
-        for _ in range(64):
+        for _ in range(16):
             writer.write(bytes(16 << 20))
     done = subprocess.run(
-        [sys.executable, "-c", READS_ALL, path], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", READS_ALL, path], capture_output=True, text=True, check=True, timeout=HANG_S
     )
     num_bytes, grown_kib = map(int, done.stdout.split())
-    assert num_bytes >= (1 << 30) - 4096
+    assert num_bytes >= (1 << 28) - 4096
     assert grown_kib < 50 << 10
 
 

@@ -46,7 +46,9 @@ class Traceback:
     line: Line
     """Line of the exception itself."""
     is_explained: bool
-    """Whether a sign of a known cause explains it."""
+    """Whether a sign of another cause explains it."""
+    is_known: bool = False
+    """Whether a sign knows it as an error of the script's: a module that is missing."""
     is_consequence: bool = False
     """Whether such exceptions are consequences, or no errors: the mark of exceptions knows their names."""
 
@@ -101,6 +103,7 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 tuple(frames),
                 event.line,
                 _is_explained(event.line, stated),
+                any(Trait.ERROR_OF_SCRIPT in sign.traits for sign in stated.get(event.line.at, ())),
                 "consequence" in event.values,
             )
             was_linked, link, frames = link, None, []
@@ -125,32 +128,37 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     """Return the exceptions of the user's code: the first one of each process.
 
     Exceptions with a frame in the user's files come first: a logger may print a library's. One without its message
-    says nothing.
+    says nothing. Several processes may have written the same one into a file that does not tell who wrote what.
     """
     own = [one for one in read_tracebacks(reader.logs) if not (one.is_explained or one.is_consequence)]
     own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
     own.sort(key=lambda traceback: (not traceback.kind, traceback.user_frame is None))
     cause = find_cause("user-code-error")
-    seen: set[object] = set()
+    first: dict[object, str] = {}
+    """By writer."""
     for traceback in own:
-        line, who = traceback.line, traceback.line.writer
-        if who in seen or (seen and not traceback.kind):
-            continue
-        seen.add(who)
+        line, who = traceback.line, reader.speaker_of(traceback.line)
         frame = traceback.user_frame or (traceback.frames[-1] if traceback.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = traceback.headline or "an exception; the log does not have its text"
-        confidence = Confidence.CERTAIN if traceback.user_frame else Confidence.LIKELY
+        told = (f"{where}: " if where else "") + text[:300]
+        is_again = line.writer in first and (who.is_process or told != first[line.writer])
+        if is_again or (first and not traceback.kind):
+            continue
+        first[line.writer] = told
+        confidence = (
+            Confidence.LIKELY if traceback.user_frame is None and not traceback.is_known else Confidence.CERTAIN
+        )
         yield reader.state(
             FactKind.RAISED,
             line,
             more=[frame.line] if frame else [],
-            who=reader.speaker_of(line),
+            who=who,
             cause=cause.name,
             confidence=confidence if traceback.kind else Confidence.UNDECIDED,
-            alternatives=cause.also,
-            told=(f"{where}: " if where else "") + text[:300],
-            is_generic=True,
+            alternatives=() if confidence is Confidence.CERTAIN else cause.also,
+            told=told,
+            is_generic=not traceback.is_known,
             things=(where,) if where else (),
         )
 
@@ -162,6 +170,8 @@ def _is_explained(line: Line, stated: _Stated) -> bool:
     """
     for number in range(line.number, line.number + _REACH + 1):
         for event in stated.get((line.source.shown, number), ()):
+            if number == line.number and Trait.ERROR_OF_SCRIPT in event.traits:
+                continue
             is_headed = event.line.time is not None or Trait.REPORTED_BY_WATCHERS in event.traits
             if number == line.number or not (event.is_loss or is_headed or _is_anothers(event.line, line)):
                 return True
