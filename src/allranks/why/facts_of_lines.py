@@ -38,6 +38,8 @@ CLIENTS = " clients joined"
 """Which the store's host counts: rank 0."""
 MAX_ALIKE = 8
 """Number of facts of one sign that are kept of one writer in one file."""
+MAX_RAISED = 1024
+"""Number of equal errors in one file that may be of as many processes."""
 _SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
 _FATAL = frozenset((FactKind.RAISED, FactKind.STORE_GONE, FactKind.LINK_FAULT))
 _COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED))
@@ -141,7 +143,7 @@ class FactReader:
             key = (event.cause.id, event.sign.pattern, line.source.shown, line.rank, line.local_rank, line.node)
             same = alike[key]
             is_new = event.sign.fact in _COMES_AND_GOES or all(other.values != event.values for other in same)
-            if is_new and len(same) < MAX_ALIKE:
+            if len(same) < (MAX_ALIKE if is_new else MAX_RAISED * self._may_be_anothers(event)):
                 same.append(event)
         supported = {event.cause.name for event in self.logs.events if event.cause and event.states is None}
         by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
@@ -152,6 +154,12 @@ class FactReader:
         for facts in by_line.values():  # of what the same words may mean, what other lines point to
             cause = next((fact.cause for fact in facts if fact.cause in supported), facts[0].cause)
             yield from (fact for fact in facts if fact.cause == cause)
+
+    def _may_be_anothers(self, event: LogEvent) -> bool:
+        """Whether a line may be another process's: an error that ends one, in a file that does not tell its writers."""
+        assert event.sign is not None
+        is_error = event.line.at in self._exceptions or Trait.ERROR_OF_SCRIPT in event.traits
+        return event.sign.fact is FactKind.RAISED and is_error and not self.speaker_of(event.line).is_process
 
     def _facts(self, event: LogEvent) -> Iterator[Fact]:
         assert event.sign is not None
@@ -178,6 +186,7 @@ class FactReader:
             confidence = Confidence.LIKELY
         is_start = kind is FactKind.MISSING and Trait.ALL_MEET in event.traits
         ending = read_ending(event.sign, event.values)
+        is_own_word = kind is FactKind.RAISED and Trait.ERROR_OF_SCRIPT in event.traits  # it says best what it is
         about: dict[str, Any] = {
             "said": said,
             "cause": event.cause.name,
@@ -189,7 +198,7 @@ class FactReader:
             "code": ending.code,
             "signal": ending.signal,
             "alternatives": () if event.sign.confidence is Confidence.CERTAIN else event.cause.also,
-            "told": tell(event.cause, event.values),
+            "told": event.line.text.strip()[:300] if is_own_word else tell(event.cause, event.values),
             "things": things,
             "interface": event.values.get("interface"),
             "is_of_job": event.line.at in self._own_kills,

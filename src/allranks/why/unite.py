@@ -18,8 +18,8 @@ from allranks.causes.book import find_cause
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Said, Same, When, Who
 from allranks.model.finding import Confidence
 
-EXCEPTION = 1
-"""Exit code of a Python whose script raised an exception that nobody caught."""
+_OF_ERRORS = frozenset((1, 2))
+"""Exit codes of Python: 1 after an exception that nobody caught, 2 of argparse."""
 EXACT_S = 2.0
 """A time of a line is at most as wide: a second, and what clocks differ by."""
 _KILLED = re.compile(r"(?:[Kk]ill(?:ed)? process \d+,? \(|task=)([^),]+)")
@@ -73,12 +73,12 @@ def _give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]
 def _find_writers(who: Who, num: int, ended: Sequence[Fact]) -> Sequence[Who]:
     """Return which processes wrote the same exception so many times, each once; none if that is not known.
 
-    The launcher may name its writers by local rank, or not at all. Then they are those that ended by an exception, if
+    The launcher may name its writers by local rank, or not at all. Then they are those that ended by an error, if
     these are as many, or with them those that it ended meanwhile. A single one may have been caught by anybody.
     """
     near = [end for end in ended if end.who.compare_machines(who) is not Same.NO]
     of_local_rank = [end.who for end in near if end.who.local_rank == who.local_rank is not None]
-    failed = [end.who for end in near if end.code == EXCEPTION]
+    failed = [end.who for end in near if end.code in _OF_ERRORS]
     both = [*failed, *(end.who for end in near if end.code is None and end.signal == SIGTERM)]
     groups = [of_local_rank] if who.is_process else [failed, both] if num > 1 else []
     return next((whos for whos in groups if len(whos) == num), ())

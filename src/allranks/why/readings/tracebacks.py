@@ -8,7 +8,7 @@ user's code.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +17,7 @@ from allranks.causes.cause import Trait
 from allranks.facts.fact import Fact, FactKind
 from allranks.model.finding import Confidence
 from allranks.model.raised import is_wrapper
-from allranks.why.facts_of_lines import FactReader
+from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 
@@ -128,37 +128,40 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     """Return the exceptions of the user's code: the first one of each process.
 
     Exceptions with a frame in the user's files come first: a logger may print a library's. One without its message
-    says nothing. Several processes may have written the same one into a file that does not tell who wrote what.
+    says nothing. Several processes may have written the same one into a file that does not tell who wrote what, with
+    the lines of their frames mixed.
     """
     own = [one for one in read_tracebacks(reader.logs) if not (one.is_explained or one.is_consequence)]
     own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
     own.sort(key=lambda traceback: (not traceback.kind, traceback.user_frame is None))
-    cause = find_cause("user-code-error")
-    first: dict[object, str] = {}
+    first: dict[object, Traceback] = {}
     """By writer."""
+    counts = Counter[object]()
     for traceback in own:
         line, who = traceback.line, reader.speaker_of(traceback.line)
-        frame = traceback.user_frame or (traceback.frames[-1] if traceback.frames else None)
-        where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
-        text = traceback.headline or "an exception; the log does not have its text"
-        told = (f"{where}: " if where else "") + text[:300]
-        is_again = line.writer in first and (who.is_process or told != first[line.writer])
-        if is_again or (first and not traceback.kind):
+        if not traceback.kind and first:
             continue
-        first[line.writer] = told
-        confidence = (
-            Confidence.LIKELY if traceback.user_frame is None and not traceback.is_known else Confidence.CERTAIN
-        )
+        known = first.setdefault(line.writer, traceback)
+        if known is not traceback and (who.is_process or known.headline != traceback.headline):
+            continue
+        counts[line.writer] += 1
+        if counts[line.writer] > MAX_RAISED:
+            continue
+        frame = known.user_frame or (known.frames[-1] if known.frames else None)
+        where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
+        text = known.headline or "an exception; the log does not have its text"
+        cause, is_sure = find_cause("user-code-error"), known.user_frame is not None or known.is_known
+        confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
         yield reader.state(
             FactKind.RAISED,
             line,
             more=[frame.line] if frame else [],
             who=who,
             cause=cause.name,
-            confidence=confidence if traceback.kind else Confidence.UNDECIDED,
-            alternatives=() if confidence is Confidence.CERTAIN else cause.also,
-            told=told,
-            is_generic=not traceback.is_known,
+            confidence=confidence if known.kind else Confidence.UNDECIDED,
+            alternatives=() if is_sure else cause.also,
+            told=(f"{where}: " if where else "") + text[:300],
+            is_generic=not known.is_known,
             things=(where,) if where else (),
         )
 
