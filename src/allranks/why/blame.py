@@ -114,7 +114,10 @@ def _conclusions(story: Story, facts: Sequence[Fact], reader: FactReader) -> Ite
     consequences: dict[str, list[Fact]] = {}
     earlier: dict[str, list[Fact]] = {}  # the job was started again after it
     for fact in facts:
-        if fact.said is not Said.INFERRED and fact.kind not in _WELL and fact.cause and fact not in of_roots:
+        if fact.said is Said.INFERRED or fact.kind in _WELL or not fact.cause or fact in of_roots:
+            continue
+        is_exit_code = fact.kind is FactKind.ENDED and Trait.ERROR_OF_SCRIPT in find_cause(fact.cause).traits
+        if not is_exit_code:  # which says nothing beside a root
             (consequences if fact.attempt >= story.attempt else earlier).setdefault(fact.cause, []).append(fact)
     for name, same_facts in consequences.items():
         if name not in told:
