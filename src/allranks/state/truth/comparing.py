@@ -277,8 +277,6 @@ class Comparing:
         self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
         if not self._is_on:
             self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
-        elif names := self._contents.unwatched:
-            self.say(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
 
     # Where they differ
 
