@@ -201,6 +201,13 @@ def test_healing_gives_the_bits_of_the_others_and_says_so(tmp_path: Path, monkey
     }
 
 
+def test_a_tensor_on_the_cpu_is_healed_beside_others_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
+    """Adam's `step`; the device of most tensors, which this machine lacks, takes no bits."""
+    monkeypatch.setattr(module.Contents, "device", torch.device("meta"))
+    ranks, _ = train(3, at(6, 1, flip("optimizer", "m")), policy=OnCorruption.HEAL)
+    assert [own.healed for _, own in ranks] == [[{"step": 7, "names": ["optimizer/m"], "ranks": [1]}]] * 3
+
+
 @pytest.mark.parametrize("change", [flip("model", "w"), lambda state: state["optimizer"].update(lr=3.0)])
 def test_what_has_no_majority_or_is_no_tensor_is_not_healed(change: Any):
     num_ranks = 2 if change.__name__ == "change" else 3

@@ -375,12 +375,12 @@ class Comparing:
         if entry is None or entry.form is None:
             return None
         dtype, shape = entry.form
-        if self._membership.rank == suspect.reference:
-            own = self._contents.tensors[suspect.name]
+        own = self._contents.tensors.get(suspect.name)
+        if own is not None and self._membership.rank == suspect.reference:
             data = own.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         else:
             kind = getattr(torch, dtype.removeprefix("torch."))
-            data = torch.empty(shape, dtype=kind, device=self._contents.device)
+            data = torch.empty(shape, dtype=kind, device=None if own is None else own.device)
         self.talks.give([data.reshape(-1)], suspect.reference)
         return data
 
