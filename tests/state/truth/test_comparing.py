@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import threading
@@ -81,6 +82,7 @@ def train(
     steps: int = 12,
     verified: Sequence[int] = (5,),
     saves_at: int | None = None,
+    read: Callable[[State], State] = lambda state: state,
 ) -> tuple[list[Any], list[str]]:
     """Return the state, or the error, of each rank, and what rank 0 said."""
     barrier, shared, said = threading.Barrier(num_ranks), [None] * num_ranks, list[str]()
@@ -88,7 +90,7 @@ def train(
     def life(rank: int) -> Any:
         state = state_of_training()
         talks: Any = Talks(rank, shared, barrier)
-        own = comparing_of(lambda: state, talks, policy=policy, verified=[*verified], say=said.append)
+        own = comparing_of(lambda: read(state), talks, policy=policy, verified=[*verified], say=said.append)
         try:
             for step in range(steps):
                 if words := own.words(step):
@@ -213,6 +215,12 @@ def test_what_has_no_majority_or_is_no_tensor_is_not_healed(change: Any):
     num_ranks = 2 if change.__name__ == "change" else 3
     ranks, _ = train(num_ranks, at(6, 1, change), policy=OnCorruption.HEAL)
     assert "; may go on from the checkpoint of step 5" in message_of(ranks)
+
+
+def test_a_part_that_gives_copies_of_its_tensors_is_not_said_to_be_healed():
+    ranks, said = train(3, at(6, 1, flip("model", "w")), policy=OnCorruption.HEAL, read=copy.deepcopy)
+    assert " rank 1 on n07 has other bits than 2 others, in model/w: " in message_of(ranks)
+    assert said == []
 
 
 @pytest.mark.parametrize("policy", OnCorruption)
