@@ -162,14 +162,6 @@ def test_of_two_ranks_nobody_is_named_but_for_what_never_changed():
     assert " rank 1 on n07 has other bits than rank 0, in model/frozen: 1 of 600 " in message_of(ranks)
 
 
-def test_a_number_of_a_part_counts_as_one_element():
-    def change(state: State) -> None:
-        state["optimizer"]["lr"] = 0.5
-
-    ranks, _ = train(3, at(6, 2, change))
-    assert " in optimizer/numbers: 1 of 1 elements " in message_of(ranks)
-
-
 @pytest.mark.parametrize(
     ("policy", "verified", "then"),
     [
@@ -210,10 +202,8 @@ def test_a_tensor_on_the_cpu_is_healed_beside_others_on_a_gpu(monkeypatch: pytes
     assert [own.healed for _, own in ranks] == [[{"step": 7, "names": ["optimizer/m"], "ranks": [1]}]] * 3
 
 
-@pytest.mark.parametrize("change", [flip("model", "w"), lambda state: state["optimizer"].update(lr=3.0)])
-def test_what_has_no_majority_or_is_no_tensor_is_not_healed(change: Any):
-    num_ranks = 2 if change.__name__ == "change" else 3
-    ranks, _ = train(num_ranks, at(6, 1, change), policy=OnCorruption.HEAL)
+def test_what_has_no_majority_is_not_healed():
+    ranks, _ = train(2, at(6, 1, flip("model", "w")), policy=OnCorruption.HEAL)
     assert "; may go on from the checkpoint of step 5" in message_of(ranks)
 
 
@@ -322,11 +312,16 @@ def test_an_average_that_begins_late_on_one_rank_is_an_update(num_ranks: int):
     assert [own.equal_step for _, own in ranks] == [11] * num_ranks
 
 
-def test_numbers_that_change_late_on_one_rank_are_an_update():
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_a_best_loss_that_rank_0_alone_keeps_beside_a_step_is_no_fault(kind: Any, num_ranks: int):
     def best(step: int, rank: int, state: State) -> None:
-        state["best"] = {"loss": 1.0 if step < 7 or rank else 0.5}
+        state["best"] = {"step": step, "loss": kind(1.0 if step < 7 or rank else 0.5)}
 
-    assert train(2, best)[1] == ["not replicated: 1 tensor (best/numbers); not compared between ranks"]
+    ranks, said = train(num_ranks, best)
+    lines = ["not replicated from step 8 on: 1 tensor (best/loss); not compared between ranks"]
+    assert said == ([] if kind is float else lines)
+    assert [own.equal_step for _, own in ranks] == [11] * num_ranks
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

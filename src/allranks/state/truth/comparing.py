@@ -185,8 +185,9 @@ class Comparing:
         if self._is_on:
             self.measure()
         if self._is_on:  # measured, some ranks can be compared
-            known = common.get("fingerprints", self.numbers)
-            self._known = {name: known[name] for name in self.numbers if name in known and name.split("/")[0] in parts}
+            own = self._compared()
+            known = common.get("fingerprints", own)
+            self._known = {name: known[name] for name in own if name in known and name.split("/")[0] in parts}
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
             self._known = None
@@ -234,9 +235,9 @@ class Comparing:
         seen = self._seen if known is None else {name: Seen(number) for name, number in known.items()}
         own = ReplicaReport(
             entries={
-                name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
+                name: TensorReport(numbers[name], seen.get(name, Seen()), forms[name])
                 for name in (numbers if known is None else known)
-                if name not in self._dropped
+                if name in forms and name not in self._dropped
             },
             group=_describe_group(self._contents),
             node=os.environ.get("ALLRANKS_NODE") or os.uname().nodename,
@@ -265,7 +266,9 @@ class Comparing:
         return tuple(word for is_ours in is_own for word in ((own, ~own) if is_ours else (_LEAST, _LEAST)))
 
     def _compared(self) -> dict[str, int]:
-        return {name: number for name, number in self.numbers.items() if name not in self._dropped}
+        """Return the number of each tensor that is compared; `numbers` has entries for Python's numbers, too."""
+        return {name: number for name, number in self.numbers.items()
+                if name in self._contents.tensors and name not in self._dropped}  # fmt: skip
 
     def _agree(self, step: int) -> None:
         self._seen |= {name: self._seen.get(name, Seen()).then(number) for name, number in self._compared().items()}
@@ -326,10 +329,7 @@ class Comparing:
     def _heal(
         self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport], what: str, step: int
     ) -> bool:
-        """Give the odd ranks the bits of the majority; False: nobody wants it, or all are not equal for that.
-
-        Nor is it done where there is no majority, or where it is about more than tensors.
-        """
+        """Give the odd ranks the bits of the majority; False: nobody wants it, there is none, or it did not help."""
         for suspect in suspects:
             entries = [reports[rank].entries.get(suspect.name) for rank in (*suspect.ranks, suspect.reference)]
             forms = {entry and entry.form for entry in entries}
@@ -355,10 +355,7 @@ class Comparing:
     def _count(
         self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]
     ) -> dict[str, tuple[int, int]]:
-        """Return how many elements differ from the reference's, on the rank where most do, and of how many.
-
-        Numbers of a part are one element.
-        """
+        """Return how many elements differ from the reference's, on the rank where most do, and of how many."""
         found = list[tuple[int, int]]()
         for suspect in suspects:
             other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
@@ -372,7 +369,7 @@ class Comparing:
     def _fetch(self, suspect: DifferingTensor, reports: Sequence[ReplicaReport]) -> torch.Tensor | None:
         """Return the tensor of the reference, which sends it to all ranks; None: it has none there."""
         entry = reports[suspect.reference].entries.get(suspect.name)
-        if entry is None or entry.form is None:
+        if entry is None:
             return None
         dtype, shape = entry.form
         own = self._contents.tensors.get(suspect.name)
