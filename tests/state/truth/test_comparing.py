@@ -6,7 +6,7 @@ import copy
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def comparing_of(
     read: Callable[[], State],
     talks: Any,
     *,
-    verified: list[int],
+    verified: str = "",
     policy: OnCorruption = OnCorruption.ROLL_BACK,
     say: Callable[[str], object] = str,
 ) -> Comparing:
@@ -80,7 +80,7 @@ def train(
     *,
     policy: OnCorruption = OnCorruption.ROLL_BACK,
     steps: int = 12,
-    verified: Sequence[int] = (5,),
+    verified: str = "the checkpoint of step 5",
     saves_at: int | None = None,
     read: Callable[[State], State] = lambda state: state,
 ) -> tuple[list[Any], list[str]]:
@@ -90,7 +90,7 @@ def train(
     def life(rank: int) -> Any:
         state = state_of_training()
         talks: Any = Talks(rank, shared, barrier)
-        own = comparing_of(lambda: read(state), talks, policy=policy, verified=[*verified], say=said.append)
+        own = comparing_of(lambda: read(state), talks, policy=policy, verified=verified, say=said.append)
         try:
             for step in range(steps):
                 if words := own.words(step):
@@ -165,11 +165,11 @@ def test_of_two_ranks_nobody_is_named_but_for_what_never_changed():
 @pytest.mark.parametrize(
     ("policy", "verified", "then"),
     [
-        (OnCorruption.STOP, [5], 'on_corruption="stop"'),
-        (OnCorruption.ROLL_BACK, [], "there is no checkpoint on which replicas agreed"),
+        (OnCorruption.STOP, "the checkpoint of step 5", 'on_corruption="stop"'),
+        (OnCorruption.ROLL_BACK, "", "there is no checkpoint on which replicas agreed"),
     ],
 )
-def test_where_it_must_not_go_on_it_is_not_retried(policy: OnCorruption, verified: Sequence[int], then: str):
+def test_where_it_must_not_go_on_it_is_not_retried(policy: OnCorruption, verified: str, then: str):
     ranks, _ = train(3, at(6, 2, flip("model", "v")), policy=policy, verified=verified)
     assert message_of(ranks).endswith(f"; not retried: {then}")
     assert {own.exit_code for own in ranks} == {78}
@@ -258,7 +258,7 @@ def test_checks_take_at_most_half_a_percent_of_the_time_although_checks_and_step
 
 
 def test_a_state_is_sharded_where_a_dimension_of_a_mesh_cuts_it():
-    own = comparing_of(dict, Talks(0, [None], threading.Barrier(1)), verified=[])
+    own = comparing_of(dict, Talks(0, [None], threading.Barrier(1)))
     for shards, is_sharded in ((set(), False), ({(-1,)}, False), ({(-1,), (-1, 2)}, True)):
         own._contents.shards = shards
         assert own.is_sharded is is_sharded
@@ -359,7 +359,7 @@ def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(
         state["fresh"] = {"w": torch.full((3,), float(rank))}  # which the checkpoint does not have
         if knows:
             state["model"]["mean"] = torch.full((3,), float(rank))  # which was not compared when it was saved
-        own = comparing_of(lambda: state, talks, verified=[8])
+        own = comparing_of(lambda: state, talks)
         own.loaded(8, ["model", "optimizer"], {"fingerprints": whole} if knows else {})
         if rank == 1:
             flip("model", "v")(state)
@@ -378,7 +378,7 @@ def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiple
 ):
     monkeypatch.setattr(module, "choose_exponent", lambda *_: 3)
     state, talks, taken = state_of_training(), SimpleNamespace(membership=Membership.spread(0, 1)), dict[int, int]()
-    own = comparing_of(lambda: state, talks, verified=[])
+    own = comparing_of(lambda: state, talks)
     for step in range(20):
         if own.heard(step, own.words(step)):
             taken[step] = own.numbers["model/w"]
