@@ -43,6 +43,7 @@ def test_each_flip_is_named_at_the_next_check_and_healing_keeps_the_bits(tmp_pat
 
 TRAIN = """
     import os
+    import time
     import torch
     from torch.utils.data import DataLoader
     import allranks
@@ -65,6 +66,8 @@ TRAIN = """
                 optimizer.step()
                 optimizer.zero_grad()
                 if step.number == 29 and s.rank == 0 and life == 1:
+                    while not os.path.exists("struck/step_20"):
+                        time.sleep(0.01)
                     optimizer.state[net[0].weight]["exp_avg"].view(torch.int32)[3, 2] ^= 1 << 20
         print(f"rank {s.rank} {[own.detach().numpy().tobytes().hex() for own in net.parameters()]}\\n", end="")
 """
