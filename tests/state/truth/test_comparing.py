@@ -6,7 +6,7 @@ import copy
 import json
 import random
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def comparing_of(
     read: Callable[[], State],
     talks: Any,
     *,
-    verified: str = "",
+    verified: Sequence[str] = (),
     policy: OnCorruption = OnCorruption.ROLL_BACK,
     say: Callable[[str], object] = str,
 ) -> Comparing:
@@ -80,7 +80,7 @@ def train(
     *,
     policy: OnCorruption = OnCorruption.ROLL_BACK,
     steps: int = 12,
-    verified: str = "the checkpoint of step 5",
+    verified: Sequence[str] = ("step 5",),
     saves_at: int | None = None,
     read: Callable[[State], State] = lambda state: state,
 ) -> tuple[list[Any], list[str]]:
@@ -165,11 +165,11 @@ def test_of_two_ranks_nobody_is_named_but_for_what_never_changed():
 @pytest.mark.parametrize(
     ("policy", "verified", "then"),
     [
-        (OnCorruption.STOP, "the checkpoint of step 5", 'on_corruption="stop"'),
-        (OnCorruption.ROLL_BACK, "", "there is no checkpoint on which replicas agreed"),
+        (OnCorruption.STOP, ["step 5"], 'on_corruption="stop"'),
+        (OnCorruption.ROLL_BACK, [], "there is no checkpoint on which replicas agreed"),
     ],
 )
-def test_where_it_must_not_go_on_it_is_not_retried(policy: OnCorruption, verified: str, then: str):
+def test_where_it_must_not_go_on_it_is_not_retried(policy: OnCorruption, verified: Sequence[str], then: str):
     ranks, _ = train(3, at(6, 2, flip("model", "v")), policy=policy, verified=verified)
     assert message_of(ranks).endswith(f"; not retried: {then}")
     assert {own.exit_code for own in ranks} == {78}

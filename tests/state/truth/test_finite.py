@@ -143,7 +143,8 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
         parts: Any = SimpleNamespace(
             state=lambda: {"model": model.state_dict()}, optimizers=[optimizer], parameters=lambda: {"w": model.weight}
         )
-        checkpoints: Any = SimpleNamespace(roll_back=lambda: "the checkpoint of step 4", directory=Path("/nowhere"))
+        steps = ["step 4", "step 8 once that is written"]
+        checkpoints: Any = SimpleNamespace(roll_back=lambda: steps, directory=Path("/nowhere"))
         own = Comparing(
             parts, checkpoints, policy=OnCorruption.HEAL, talks=talks, say=said.append if rank == 0 else str
         )
@@ -165,7 +166,8 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
     if flips:
         assert message == (
             "allranks: AR610 replica-differs: rank 1 on n07 has other bits than 2 others, in model/weight: before "
-            "gradients were not finite, at step 7, equal at step 4; may go on from the checkpoint of step 4"
+            "gradients were not finite, at step 7, equal at step 4; may go on from the checkpoint of step 4, or "
+            "of step 8 once that is written"
         )
     else:
         assert message == ""
@@ -195,18 +197,18 @@ def test_the_newest_checkpoint_on_which_replicas_agreed_stays(tmp_path: Path):
 def test_a_roll_back_takes_the_newest_checkpoint_on_which_replicas_agreed(tmp_path: Path):
     said = list[str]()
     with Checkpointer(tmp_path, say=said.append) as checkpoints:
-        assert checkpoints.roll_back() == ""
+        assert checkpoints.roll_back() == []
         for step, verified in ((1, True), (2, True), (3, False), (4, False)):
             checkpoint(tmp_path, step, verified=verified, healed=0)
         (tmp_path / "unverified_step_4").mkdir()
-        assert checkpoints.roll_back() == "the checkpoint of step 2"
+        assert checkpoints.roll_back() == ["step 2"]
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step_2", "step_1"]
         assert sorted(path.name for path in tmp_path.glob("unverified_*")) == [
             "unverified_step_3",
             "unverified_step_4",
             "unverified_step_4.1",
         ]
-        assert checkpoints.roll_back() == "the checkpoint of step 2"
+        assert checkpoints.roll_back() == ["step 2"]
     assert [line.rpartition("/")[2] for line in said] == ["unverified_step_4.1", "unverified_step_3"]
 
 
@@ -233,7 +235,7 @@ def test_a_save_that_is_still_being_written_is_named_if_replicas_agreed_and_not_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_verified: bool
 ):
     """Meanwhile the other ranks would wait, and may fail for another reason than the corruption."""
-    newer = "step 9 once that is written" if is_verified else ""
+    newer = ["step 9 once that is written"] * is_verified
     with Checkpointer(tmp_path) as checkpoints:
         with monkeypatch.context() as slow:
             slow.setattr(WriterLink, "wait_settled", lambda *_: False)
@@ -241,12 +243,12 @@ def test_a_save_that_is_still_being_written_is_named_if_replicas_agreed_and_not_
             checkpoints.save(9, {"w": torch.ones(3)}, about=lambda: {"verified": is_verified, "healed": 0})
             wait_until(lambda: list_checkpoints(tmp_path), "the checkpoint")
             (tmp_path / "step_9").rename(tmp_path / "not_yet")
-            assert checkpoints.roll_back() == (f"the checkpoint of {newer}" if newer else "")
+            assert checkpoints.roll_back() == newer
             checkpoint(tmp_path, 1, verified=True, healed=0)
-            assert checkpoints.roll_back() == f"the checkpoint of step 1{newer and ', or of '}{newer}"
+            assert checkpoints.roll_back() == ["step 1", *newer]
         (tmp_path / "not_yet").rename(tmp_path / "step_9")
         checkpoints.wait()
-        assert checkpoints.roll_back() == f"the checkpoint of step {9 if is_verified else 1}"
+        assert checkpoints.roll_back() == [f"step {9 if is_verified else 1}"]
 
 
 def test_a_manifest_without_what_is_new_is_read(tmp_path: Path):

@@ -121,8 +121,7 @@ class Checkpointer:
         self._number = 0
         self._steps: dict[str, int] = {}
         self._step, self._about = 0, dict[str, Any]()
-        self._is_whole = True
-        self._is_given_up = False
+        self._is_whole, self._is_given_up = True, False
         self._owner: Owner | None = None
         self._holding: Holding | None = None
         self.last_complete: int | None = None
@@ -208,21 +207,17 @@ class Checkpointer:
         for directory, why in skipped if self.membership.is_leader else ():
             self._say(f"checkpoint {directory} is passed over: {why}; {instead}")
 
-    def roll_back(self) -> str:
-        """Roll back on rank 0 (see tidy), and return what the job can go on from, in words; empty: from nothing.
-
-        That may be a save that is still being written: the verdict does not wait for it, since other ranks may fail for
-        another reason meanwhile. If it is not completed, and there is no other, the job begins anew.
-        """
+    def roll_back(self) -> list[str]:
+        """Roll back on rank 0 (see tidy), and return, in words, at which steps the job can go on; at none if empty."""
+        steps = list[str]()
         with suppress(OSError):
             if self.membership.is_leader:
                 is_settled = self._link is None or self._link.is_gone or self._link.wait_settled(0.0)
-                step = roll_back(self.directory, self._say)
-                steps = [] if step is None else [f"step {step}"]
-                if not is_settled and self._about.get("verified") and step != self._step:
+                if (step := roll_back(self.directory, self._say)) is not None:
+                    steps.append(f"step {step}")
+                if not is_settled and self._about.get("verified") and step != self._step:  # nobody waits for it
                     steps.append(f"step {self._step} once that is written")
-                return f"the checkpoint of {', or of '.join(steps)}" if steps else ""
-        return ""
+        return steps
 
     # Saving
 

@@ -93,7 +93,7 @@ class Comparing:
     ) -> None:
         self._read, self._policy, self.talks, self.say = parts.state, policy, talks, say
         self._membership, self._directory = talks.membership, checkpoints.directory
-        self._roll_back: Callable[[], str] = str if policy is OnCorruption.STOP else checkpoints.roll_back
+        self._roll_back: Callable[[], list[str]] = list if policy is OnCorruption.STOP else checkpoints.roll_back
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
         self._ruined: int | None = None
         """Step at which parameters became NaN or infinite in an earlier life of this training."""
