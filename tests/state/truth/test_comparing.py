@@ -195,10 +195,15 @@ def test_healing_gives_the_bits_of_the_others_and_says_so(tmp_path: Path, monkey
     }
 
 
-def test_a_tensor_on_the_cpu_is_healed_beside_others_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
-    """Adam's `step`; the device of most tensors, which this machine lacks, takes no bits."""
-    monkeypatch.setattr(module.Contents, "device", torch.device("meta"))
-    ranks, _ = train(3, at(6, 1, flip("optimizer", "m")), policy=OnCorruption.HEAL)
+def test_a_tensor_on_the_cpu_is_healed_beside_others_elsewhere():
+    """Adam's `step` beside weights on a GPU; here, whatever names no device is on one that takes no bits."""
+
+    def strike(step: int, rank: int, state: State) -> None:
+        if (step, rank) == (6, 1):
+            flip("optimizer", "m")(state)
+            torch.set_default_device("meta")  # of this thread
+
+    ranks, _ = train(3, strike, policy=OnCorruption.HEAL)
     assert [own.healed for _, own in ranks] == [[{"step": 7, "names": ["optimizer/m"], "ranks": [1]}]] * 3
 
 

@@ -231,7 +231,7 @@ class Comparing:
         Args:
             numbers: what this rank has. A script may have set another number of threads since the last time.
         """
-        forms, known, device = self._contents.forms(), self._known, self._contents.device
+        forms, known = self._contents.forms(), self._known
         seen = self._seen if known is None else {name: Seen(number) for name, number in known.items()}
         own = ReplicaReport(
             entries={
@@ -241,7 +241,7 @@ class Comparing:
             },
             group=_describe_group(self._contents),
             node=os.environ.get("ALLRANKS_NODE") or os.uname().nodename,
-            device=_name_gpu(device) if device.type == "cuda" else "",
+            device=_name_gpu(self._contents),
         )
         reports = self.talks.gather(own)
         self._own_group, self._groups = own.group, sorted({report.group for report in reports})
@@ -400,8 +400,9 @@ def _describe_group(contents: Contents) -> str:
     return repr((own, sorted(contents.shards)))
 
 
-def _name_gpu(device: torch.device) -> str:
-    return f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)}"
+def _name_gpu(contents: Contents) -> str:
+    device = next((own.device for own in contents.tensors.values() if own.is_cuda), None)
+    return f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)}" if device else ""
 
 
 def _some(names: Sequence[str]) -> str:

@@ -71,12 +71,6 @@ class Contents:
         """Return dtype and shape of each tensor."""
         return {name: (str(own.dtype), tuple(own.shape)) for name, own in self.tensors.items()}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are: on a GPU, if any is."""
-        devices = {own.device for own in self.tensors.values()}
-        return next((own for own in devices if own.type != "cpu"), torch.device("cpu"))
-
     def _add(self, path: str, tensor: Tensor, places: set[object]) -> None:
         if is_dtensor(tensor):
             mesh: Any = tensor.device_mesh
