@@ -269,6 +269,12 @@ class RanksNow:
         yield make_state(text, behind, first, since_s)
 
 
+def make_state(text: str, ranks: Sequence[int], track: Track, since_s: float, **about: Any) -> WatchState:
+    """Return a state of these ranks, at the place of a process, and since then."""
+    for_s, is_at_least = track.told_s - since_s, is_open(since_s, track.first_s)
+    return WatchState(text, tuple(ranks), track.node, track.stack.place, for_s, is_at_least, **about)
+
+
 def _as_dump(rank: int, flight: FlightSeen, *, may_block: bool) -> Dump:
     """Return what a rank has told; `may_block`: its main thread is in a collective, and not in what it does beside."""
     names = ("enqueued", "started", "members", "descs", "formed_again", "is_whole")
@@ -291,12 +297,6 @@ def _group(tracks: Mapping[int, Track], key: Callable[[Track], Any]) -> dict[Any
     for rank, track in tracks.items():
         groups[key(track)].append(rank)
     return groups
-
-
-def make_state(text: str, ranks: Sequence[int], track: Track, since_s: float, **about: Any) -> WatchState:
-    """Return a state of these ranks, at the place of a process, and since then."""
-    for_s, is_at_least = track.told_s - since_s, is_open(since_s, track.first_s)
-    return WatchState(text, tuple(ranks), track.node, track.stack.place, for_s, is_at_least, **about)
 
 
 def _say_where(track: Track, since_s: float | None = None) -> str:
