@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 import torch
 
+from allranks.causes.book import find_cause
 from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
 from allranks.state.truth import comparing as module
 from allranks.state.truth.comparing import Comparing, choose_exponent
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
 
+find_cause("AR610")  # reads all causes now: msgspec crashes where threads, as the ranks here, make its types at once
 State = dict[str, dict[str, Any]]
 Strike = Callable[[int, int, State], None]
 """What happens to the state of a rank after a step: step, rank, state."""
