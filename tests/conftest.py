@@ -79,7 +79,10 @@ def detached_children() -> set[int]:
     """Children of this process whose session is another one, as that of all that allranks starts."""
     found = set()
     for path in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, path.read_text().split()):
+        told = ""
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended
+            told = path.read_text()
+        for pid in map(int, told.split()):
             with contextlib.suppress(ProcessLookupError):
                 if os.getsid(pid) != os.getsid(0):
                     found.add(pid)

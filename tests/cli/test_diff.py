@@ -10,7 +10,6 @@ from click.testing import CliRunner, Result
 
 from allranks.cli.main import cli
 from allranks.model.errors import UsageError
-from allranks.state.saved.manifest import MANIFEST, Manifest, Part, part_name
 from allranks.state.truth.trace_file import FOLDER, TraceRow, file_name, to_bytes
 
 
@@ -51,22 +50,6 @@ def test_without_common_steps_or_a_record_it_cannot_tell(tmp_path: Path) -> None
         3,
         f"cannot tell: no record that can be read beside the checkpoints in {tmp_path}/old\n",
     )
-
-
-def test_of_runs_without_a_record_the_manifests_tell_torch_and_the_number_of_ranks(tmp_path: Path) -> None:
-    for name, torch, num_ranks in (("a", "2.12", 2), ("b", "2.13", 1)):
-        (tmp_path / name / "step_3").mkdir(parents=True)
-        parts = tuple(Part(part_name(rank), 0, ()) for rank in range(num_ranks))
-        manifest = Manifest(3, num_ranks, "5eed-1", torch, 1.0, parts, healed=num_ranks - 1)
-        (tmp_path / name / "step_3" / MANIFEST).write_bytes(manifest.to_bytes())
-    (tmp_path / "b/step_4").mkdir()
-    told = ask(tmp_path / "a", tmp_path / "b")
-    assert told.return_value == 3
-    assert told.output.splitlines()[:3] == [
-        "also differs  torch: 2.12 -> 2.13",
-        "also differs  world_size: 2 -> 1",
-        f"healed        {tmp_path}/a: a replica got the bits of others: not the undisturbed run",
-    ]
 
 
 def test_json_has_the_same(tmp_path: Path) -> None:

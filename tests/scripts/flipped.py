@@ -26,7 +26,7 @@ class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.wide, self.short = torch.nn.Linear(16, 24), torch.nn.Linear(16, 24, dtype=torch.bfloat16)
-        self.frozen = torch.nn.Linear(24, 1).requires_grad_(False)
+        self.frozen = torch.nn.Linear(24, 1, bias=False).requires_grad_(False)
 
     def forward(self, x):
         return self.frozen(torch.tanh(self.wide(x) + self.short(x.bfloat16()).float()))

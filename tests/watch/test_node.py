@@ -51,9 +51,10 @@ def use_nccl():
 
 def fork():
     server = socket.create_server(("127.0.0.1", 0))
-    pid = os.fork()
-    if pid:
-        print(pid, flush=True)
+    server.set_inheritable(True)
+    if not (pid := os.fork()):
+        os.execve(sys.executable, [sys.executable, __file__, "nap"], {**os.environ, "RANK": "1"})
+    print(pid, flush=True)
     nap()
 
 globals()[sys.argv[1]]()
@@ -204,8 +205,8 @@ def test_a_socket_that_a_fork_inherited_is_its_parents(start: Start, watcher: No
     child = int(process.stdout.readline())
     look = look_until(watcher, is_there(2))
     assert {seen.pid: (seen.role, len(seen.sockets)) for seen in look.processes} == {
-        process.pid: (ProcessRole.WORKER, 1),
-        child: (ProcessRole.CHILD, 0),
+        process.pid: (ProcessRole.LAUNCHER, 1),
+        child: (ProcessRole.WORKER, 0),
     }
 
 

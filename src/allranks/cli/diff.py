@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -58,9 +57,8 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
     records = [read_record(place) for place in places]
     lacking = [str(place) for place, record in zip(places, records, strict=True) if 0 not in record]
     parting = find_parting(*records)
-    described = [_read_manifest(place) for place in places] if lacking else records
-    unlike = find_unlike(described[0], described[1], parting.until)
-    healed = [str(place) for place, record in zip(places, described, strict=True)
+    unlike = find_unlike(records[0], records[1], parting.until)
+    healed = [str(place) for place, record in zip(places, records, strict=True)
               if any(row.about.get("healed") for row in record.get(0, ()))]  # fmt: skip
     exit_code = Exit.USER_CODE if parting.until is not None else Exit.OK if parting.num_steps else Exit.UNKNOWN
     if not as_json:
@@ -110,20 +108,6 @@ def find_place(text: str) -> Path:
     if run is None and not path.exists():
         raise UsageError(f"{text}: no such directory, and no such run in runs/; allranks list --all prints them")
     raise UsageError(f"{text}: no checkpoints and no record in {places[0]}; session() with track() makes them")
-
-
-def _read_manifest(place: Path) -> Record:
-    """Return what the newest whole checkpoint says of a run, which may have no record."""
-    from allranks.state.saved.manifest import Damaged
-    from allranks.state.saved.parts import list_checkpoints, read_manifest
-    from allranks.state.truth.trace_file import TraceRow
-
-    for path in list_checkpoints(place):
-        with contextlib.suppress(Damaged):
-            own = read_manifest(path)
-            about = {"torch": own.torch, "world_size": own.world_size, "healed": own.healed}
-            return {0: [TraceRow(own.step, {}, about)]}
-    return {}
 
 
 def _run_again(

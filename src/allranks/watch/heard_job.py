@@ -19,9 +19,8 @@ from msgspec.structs import replace
 
 from allranks.files.folder import Folder
 from allranks.guard.guard_verdict import name_fault
-from allranks.launch.lead.rank_rows import MAX_SINGLE, RowDraft, show_rows
+from allranks.launch.lead.rank_rows import MAX_SINGLE, STATE_OF_PROCESS, RowDraft, show_rows
 from allranks.launch.srun import describe_missing
-from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
@@ -40,7 +39,6 @@ from allranks.watch.since import LookHistory, Track, is_open
 SILENT_S = 10.0
 UNKNOWN = ("LATE", "COST", "OUT", "IN", "RESENT", "LAST LINE")
 """Columns of `allranks top` that cannot be known from outside."""
-_HELD = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
 
 
 class WatchDocument(Opinion, frozen=True, kw_only=True):
@@ -205,9 +203,10 @@ def make_verdict(job: str, opinion: Opinion, ends: Collection[EndSeen | None]) -
 
 def _make_row(worker: Track, opinion: Opinion, *, is_silent: bool) -> RowDraft:
     look, stack = worker.look, worker.stack
-    state, place = _HELD.get(look.state) or stack.operation or "running", stack.place if look.stack else look.problem
+    state = STATE_OF_PROCESS.get(look.state) or stack.operation or "running"
+    place = stack.place if look.stack else look.problem
     is_there_to_stay = worker.place_s < worker.stack_s  # two stacks in a row show it
-    is_held, since_s = look.state in _HELD, worker.place_s if is_there_to_stay else worker.told_s
+    is_held, since_s = look.state in STATE_OF_PROCESS, worker.place_s if is_there_to_stay else worker.told_s
     since_s, first_s = (worker.state_s, worker.began_s) if is_held else (since_s, worker.first_s)
     if is_silent:
         state, place = "silent", ""

@@ -47,8 +47,8 @@ from allranks.model.finding import Confidence, Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style, count_of, describe_time, fold_ranks, one_row, render_finding
-from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
-from allranks.watch.standstill import STALE_S, RanksNow, WatchState
+from allranks.watch.since import MAIN, LookHistory, Track, say_for
+from allranks.watch.standstill import STALE_S, RanksNow, WatchState, make_state
 from allranks.wire.protocol import WorkerEnd
 
 STOPPED_S, STORE_S, DEAD_S, EXITED_S = 1.0, 1.0, 2.0, 2.5
@@ -178,8 +178,7 @@ class _Court:
         if launchers and self._ranks.living:
             first, who = launchers[0], " and ".join(map(_name, launchers[:4]))
             text = f"{who} {'has' if len(launchers) == 1 else 'have'} been {_say_held(first)}"
-            for_s, is_at_least = first.told_s - first.state_s, is_open(first.state_s, first.began_s)
-            yield WatchState(text, (), first.node, "", for_s, is_at_least, cause="process-stopped")
+            yield make_state(text, (), first, first.state_s, cause="process-stopped")
 
     # Ends
 

@@ -36,8 +36,8 @@ PASSED_S = 2.0
 """After so long without a proven fault, a job whose ranks talk to each other has got over it."""
 FOLLOWS_S = 30.0
 """What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
-FIRST_S, QUIET_EVERY_S, BUSY_EVERY_S = 1.0, 3.0, 15.0
-"""Between two reads of a rank's stack: when it becomes quiet, doubled after each read; at most; and if it is busy."""
+QUIET_EVERY_S, BUSY_EVERY_S = 2.0, 15.0
+"""Between two reads of a rank's stack."""
 MAX_OFTEN, MAX_AT_ONCE = 8, 8
 """Ranks on a node that are read every BUSY_EVERY_S (of more, as many in the same time, in turn), and those at once."""
 LOOKS_S = 0.6
@@ -100,8 +100,6 @@ class Track:
     """When that was."""
     read_s: float = -math.inf
     """When its stack was last asked for."""
-    pause_s: float = 0.0
-    """Until it is asked for again, if it is quiet."""
     stack_s: float = -math.inf
     """When its last stack was read."""
     first_s: float = field(init=False)
@@ -329,17 +327,15 @@ def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_mo
     """Return those whose stacks are read now, booked as read: quiet ones first, then whoever was not read for longest.
 
     One read costs some 15 ms of processor time, more than everything else in a look. A rank that does something is
-    read rarely. One that is quiet may hang, or wait for one that hangs: it is read at once, after 2 s, and then every
-    3 s, so that its stack is never old. A step that is quiet for so long each time costs at most a read every 2 s.
+    read rarely. One that is quiet may hang, or wait for one that hangs, so its stack is never old.
     """
     busy_s, due = BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN), list[tuple[bool, float, Track]]()
     for track in tracks:
-        track.pause_s = track.pause_s if track.is_quiet else FIRST_S
-        if now_s - track.read_s >= (track.pause_s if track.is_quiet else busy_s):
+        if now_s - track.read_s >= (QUIET_EVERY_S if track.is_quiet else busy_s):
             due.append((not track.is_quiet, track.read_s, track))
     chosen = [track for *_, track in sorted(due, key=lambda turn: turn[:2])[:at_most]]
     for track in chosen:
-        track.read_s, track.pause_s = now_s, min(2 * track.pause_s, QUIET_EVERY_S)
+        track.read_s = now_s
     return chosen
 
 

@@ -199,7 +199,7 @@ class RanksNow:
                 is_suspicion = stop.kind is StandstillKind.MISMATCH and len({call.seq for _, call in stop.calls}) == 1
                 text = f"{'mismatch suspected (likely), ' * is_suspicion}torch's flight recorder: {stop.message}"
                 about = {"cause": _CAUSES.get(stop.kind, "stuck-rank"), "is_suspicion": is_suspicion}
-                yield _state(text, ranks, first, self.still_s, **about)
+                yield make_state(text, ranks, first, self.still_s, **about)
 
     def _tell_elsewhere(self, elsewhere: Mapping[int, Track]) -> Iterator[WatchState]:
         calls = Counter(track.stack.where for track in self.waiting.values())
@@ -222,7 +222,7 @@ class RanksNow:
                 text = f"{who} elsewhere {say_for(since_s, track.told_s, track.first_s)}, now {_say_where(track)}"
             else:
                 text = f"{who} {_say_where(track, since_s)}"
-            yield _state(f"{text}; {waits}", ranks, track, since_s)
+            yield make_state(f"{text}; {waits}", ranks, track, since_s)
 
     def _tell_waiting(self) -> Iterator[WatchState]:
         """All ranks wait: in different calls, at different steps, or for somebody who is not seen."""
@@ -251,7 +251,7 @@ class RanksNow:
         first = self.waiting[groups[0][0]]
         cause = "collective-mismatch" if is_suspicion else "stuck-rank"
         text = f"{head}: {', '.join(where)}; {still}"
-        yield _state(text, odd, first, self.still_s, is_suspicion=is_suspicion, cause=cause)
+        yield make_state(text, odd, first, self.still_s, is_suspicion=is_suspicion, cause=cause)
 
     def _tell_counts(self) -> Iterator[WatchState]:
         """Who has started fewer of NCCL's collectives than the others, while nobody starts any."""
@@ -266,7 +266,13 @@ class RanksNow:
         said = ", ".join(f"{fold_ranks(counts[count])} {count}" for count in sorted(counts))
         text = f"{fold_ranks(behind)} {_be(behind)} behind, {first.stack.where}: collectives of NCCL that were started"
         text = f"{text}: {said}; no more {say_for(since_s, self.told_s, self._first_s)}"
-        yield _state(text, behind, first, since_s)
+        yield make_state(text, behind, first, since_s)
+
+
+def make_state(text: str, ranks: Sequence[int], track: Track, since_s: float, **about: Any) -> WatchState:
+    """Return a state of these ranks, at the place of a process, and since then."""
+    for_s, is_at_least = track.told_s - since_s, is_open(since_s, track.first_s)
+    return WatchState(text, tuple(ranks), track.node, track.stack.place, for_s, is_at_least, **about)
 
 
 def _as_dump(rank: int, flight: FlightSeen, *, may_block: bool) -> Dump:
@@ -291,11 +297,6 @@ def _group(tracks: Mapping[int, Track], key: Callable[[Track], Any]) -> dict[Any
     for rank, track in tracks.items():
         groups[key(track)].append(rank)
     return groups
-
-
-def _state(text: str, ranks: list[int], track: Track, since_s: float, **about: Any) -> WatchState:
-    for_s, is_at_least = track.told_s - since_s, is_open(since_s, track.first_s)
-    return WatchState(text, tuple(ranks), track.node, track.stack.place, for_s, is_at_least, **about)
 
 
 def _say_where(track: Track, since_s: float | None = None) -> str:

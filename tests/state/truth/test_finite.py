@@ -21,6 +21,7 @@ from allranks.state.truth import comparing
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
 from allranks.state.truth.finite import Finiteness, NotFiniteError
+from conftest import wait_until
 from state.test_loops import tracked
 from state.truth.test_comparing import Talks
 
@@ -142,7 +143,8 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
         parts: Any = SimpleNamespace(
             state=lambda: {"model": model.state_dict()}, optimizers=[optimizer], parameters=lambda: {"w": model.weight}
         )
-        checkpoints: Any = SimpleNamespace(roll_back=lambda: [4, 8], directory=Path("/nowhere"))
+        steps = ["step 4", "step 8 once that is written"]
+        checkpoints: Any = SimpleNamespace(roll_back=lambda: steps, directory=Path("/nowhere"))
         own = Comparing(
             parts, checkpoints, policy=OnCorruption.HEAL, talks=talks, say=said.append if rank == 0 else str
         )
@@ -199,14 +201,14 @@ def test_a_roll_back_takes_the_newest_checkpoint_on_which_replicas_agreed(tmp_pa
         for step, verified in ((1, True), (2, True), (3, False), (4, False)):
             checkpoint(tmp_path, step, verified=verified, healed=0)
         (tmp_path / "unverified_step_4").mkdir()
-        assert checkpoints.roll_back() == [2]
+        assert checkpoints.roll_back() == ["step 2"]
         assert [path.name for path in list_checkpoints(tmp_path)] == ["step_2", "step_1"]
         assert sorted(path.name for path in tmp_path.glob("unverified_*")) == [
             "unverified_step_3",
             "unverified_step_4",
             "unverified_step_4.1",
         ]
-        assert checkpoints.roll_back() == [2]
+        assert checkpoints.roll_back() == ["step 2"]
     assert [line.rpartition("/")[2] for line in said] == ["unverified_step_4.1", "unverified_step_3"]
 
 
@@ -228,31 +230,25 @@ def test_a_roll_back_passes_over_what_cannot_be_read_and_drops_a_link_to_what_it
     assert (tmp_path / "best").readlink() == Path("step_1")
 
 
-def test_a_checkpoint_on_which_replicas_agreed_counts_although_it_is_still_being_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_verified", [True, False])
+def test_a_save_that_is_still_being_written_is_named_if_replicas_agreed_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_verified: bool
 ):
+    """Meanwhile the other ranks would wait, and may fail for another reason than the corruption."""
+    newer = ["step 9 once that is written"] * is_verified
     with Checkpointer(tmp_path) as checkpoints:
-        assert checkpoints.roll_back() == []
-        for step in (7, 8):
-            checkpoints.save(step, {"w": torch.ones(100_000)}, about=lambda: {"verified": True, "healed": 0})
-            assert checkpoints.roll_back()[-1] == step
         with monkeypatch.context() as slow:
-            slow.setattr("allranks.state.saved.checkpoint.GIVEN_UP_S", 0.0)
             slow.setattr(WriterLink, "wait_settled", lambda *_: False)
-            checkpoints.save(9, {"w": torch.ones(3)}, about=lambda: {"verified": True, "healed": 0})
-            assert checkpoints.roll_back()[-1] == 9
-
-
-def test_a_roll_back_waits_for_a_save_only_where_there_is_no_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Meanwhile the other ranks wait, and may fail for another reason than the corruption."""
-    waits = list[float]()
-    with Checkpointer(tmp_path) as checkpoints:
-        monkeypatch.setattr(checkpoints, "wait", waits.append)
-        assert (checkpoints.roll_back(), len(waits)) == ([], 1)
-        checkpoint(tmp_path, 1, verified=True, healed=0)
-        assert (checkpoints.roll_back(), len(waits)) == ([1], 1)
+            slow.setattr(checkpoints, "wait", None)
+            checkpoints.save(9, {"w": torch.ones(3)}, about=lambda: {"verified": is_verified, "healed": 0})
+            wait_until(lambda: list_checkpoints(tmp_path), "the checkpoint")
+            (tmp_path / "step_9").rename(tmp_path / "not_yet")
+            assert checkpoints.roll_back() == newer
+            checkpoint(tmp_path, 1, verified=True, healed=0)
+            assert checkpoints.roll_back() == ["step 1", *newer]
+        (tmp_path / "not_yet").rename(tmp_path / "step_9")
+        checkpoints.wait()
+        assert checkpoints.roll_back() == [f"step {9 if is_verified else 1}"]
 
 
 def test_a_manifest_without_what_is_new_is_read(tmp_path: Path):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from allranks.state.truth.odd_one import DifferingTensor, Judged, ReplicaReport, Seen, TensorReport, judge
 
 C, N, W, F = Seen(1), Seen(1, 1), Seen(1, 2), Seen(1, 0, True)
 """A tensor that was 1 before: seen once, changed once, watched, frozen."""
+FORM = "float32", (9,)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +36,10 @@ def report(group: str = "", **entries: TensorReport) -> ReplicaReport:
     return ReplicaReport(entries=entries, group=group)
 
 
-def judged(
-    before: Seen, *values: int | None, groups: str = "", is_loaded: bool = False, form: Any = ("float32", (9,))
-) -> Judged:
+def judged(before: Seen, *values: int | None, groups: str = "", is_loaded: bool = False) -> Judged:
     """One tensor `w` with these numbers, which was 1 before, and three watched ones that are equal."""
-    equal = {name: TensorReport(number, W, form) for number, name in enumerate("abc")}
-    own = [{} if number is None else {"w": TensorReport(number, before, form)} for number in values]
+    equal = {name: TensorReport(number, W, FORM) for number, name in enumerate("abc")}
+    own = [{} if number is None else {"w": TensorReport(number, before, FORM)} for number in values]
     rows = [report(groups[at : at + 1], **equal, **mine) for at, mine in enumerate(own)]
     return judge(rows, is_loaded=is_loaded)
 
@@ -81,13 +78,11 @@ EQUAL, LEFT_OUT = Judged(), Judged(not_replicated=("w",))
         (judged(W, 7, 8, 7, 8, groups="abab"), EQUAL),
         (judged(W, 7, 8, 7, 8, 7, 9, groups="ababab"), odd(5, reference=1)),
         (judged(F, 1, 8, 2, groups="aab"), odd(1, is_frozen=True)),
-        (judged(F, 1, 8, form=None), LEFT_OUT),  # numbers of a part, not a tensor
         # after a load, the checkpoint's own number decides where the ranks cannot
         (judged(C, 1, 8, is_loaded=True), odd(1)),
         (judged(C, 8, 1, is_loaded=True), odd(0, reference=1)),
         (judged(C, 8, 9, is_loaded=True), odd(0, 1, is_decided=False)),
         (judged(C, 8, 8, 1, is_loaded=True), odd(2)),
-        (judged(C, 8, 8, 1, is_loaded=True, form=None), LEFT_OUT),  # a part may keep a number of its own
     ],
 )
 def test_more_than_half_outvote_one_and_nobody_else_is_named(found: Judged, expected: Judged):
@@ -96,7 +91,7 @@ def test_more_than_half_outvote_one_and_nobody_else_is_named(found: Judged, expe
 
 def parted(*rows: tuple[int, ...]) -> Judged:
     return judge(
-        [report(**{name: TensorReport(own, W) for name, own in zip("abc", row, strict=False)}) for row in rows]
+        [report(**{name: TensorReport(own, W, FORM) for name, own in zip("abc", row, strict=False)}) for row in rows]
     )
 
 

@@ -173,7 +173,7 @@ REPORTS = [ReplicaReport(entries={}, node="n07", device="GPU-1")] * 8
     ],
 )
 def test_the_guard_reads_whom_the_words_name(told: Any, ranks: Any, right: Any, words: str, named: NamedRanks):
-    how: Any = {"is_decided": bool(right), "policy": OnCorruption.ROLL_BACK, "verified": [30]}
+    how: Any = {"is_decided": bool(right), "policy": OnCorruption.ROLL_BACK, "verified": ["step 30"]}
     gradients = [told.get(rank, {}) for rank in range(8)]
     what = describe_gradients(gradients, next(iter(told)), ranks, right, 40, REPORTS)
     error = ReplicaError("AR611", what, ranks, REPORTS, **how)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
 from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
 from allranks.state.truth.contents import Contents
+from allranks.state.truth.fingerprint import hash_numbers
 from allranks.state.truth.parting import find_parting
 from allranks.state.truth.trace import Trace
 from allranks.state.truth.trace_file import (
@@ -88,6 +90,42 @@ def test_batches_of_equal_data_have_one_number_whatever_they_share(tmp_path: Pat
     batches = [(torch.ones(3), torch.ones(3), Thing(torch.ones(3), "other")) for _ in range(2)]
     assert number_of("alone", batches) == shared
     assert number_of("less", [(x, thing), (x, x, thing)]) != shared
+
+
+class Slotted:
+    """A batch of a class without a __dict__."""
+
+    __slots__ = ("path", "unset", "x")
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.path = x, Path("a/b")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Slotted,
+        lambda x: {1: x, "1": torch.ones(3)},
+        lambda x: {"1": torch.ones(3), 1: x},
+        lambda x: {"a/b": x, "a": {"b": torch.ones(3)}},
+        torch.Tensor.to_sparse,
+        lambda x: torch.outer(x, x).to_sparse_csr(),
+        lambda x: numpy.array([x.tolist(), "text"], dtype=object),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+def test_batches_that_differ_anywhere_have_other_numbers_and_equal_ones_the_same(make: Any) -> None:
+    def number_of(x: torch.Tensor) -> int:
+        (found,) = Contents.of_batches([make(x)])
+        return hash_numbers(found.numbers())
+
+    assert number_of(torch.full((3,), 2.0)) == number_of(torch.full((3,), 2.0)) != number_of(torch.full((3,), 3.0))
+
+
+def test_what_objects_of_the_standard_library_keep_beside_their_text_does_not_count() -> None:
+    asked, fresh = Slotted(1), Slotted(1)
+    hash(asked.path)  # which it keeps
+    assert Contents.of({"batch": asked}).texts == Contents.of({"batch": fresh}).texts
 
 
 def test_objects_that_refer_to_each_other_are_read_once() -> None:

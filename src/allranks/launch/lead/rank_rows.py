@@ -32,7 +32,7 @@ CPU_S = 0.9
 """Between two looks at the processor time of a rank, at least."""
 _STATES = tuple(str(state) for state in PACE_STATES)
 _BLOCKED = PACE_STATES.index(PaceState.BLOCKED)
-_OF_PROCESS = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
+STATE_OF_PROCESS = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
 _OF_PHASE = {"": "running", "init": "start", "arriving": "start", "training": "running", "saving": "save"}
 _SEVERITY = ("lost", "silent", "stopped", "kernel")
 
@@ -237,7 +237,7 @@ def _see_rank(
         return "start", 0.0, ""
     beat, ago_s = view.beat, max(0.0, now_s - view.told_s)
     if beat.state in HELD_STATES and beat.state_for_s >= WAITS_S:
-        return _OF_PROCESS[beat.state], beat.state_for_s + ago_s, beat.main_at
+        return STATE_OF_PROCESS[beat.state], beat.state_for_s + ago_s, beat.main_at
     waits_s, pace = view.waits_s(now_s) if rank in scene.waiting_since_s else 0.0, beat.pace
     is_blocked = pace is not None and pace.state == _BLOCKED
     if waits_s >= WAITS_S or is_blocked:

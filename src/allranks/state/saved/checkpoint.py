@@ -120,9 +120,8 @@ class Checkpointer:
         self._loads = itertools.count()
         self._number = 0
         self._steps: dict[str, int] = {}
-        self._step = 0
-        self._is_whole = True
-        self._is_given_up = False
+        self._step, self._about = 0, dict[str, Any]()
+        self._is_whole, self._is_given_up = True, False
         self._owner: Owner | None = None
         self._holding: Holding | None = None
         self.last_complete: int | None = None
@@ -208,16 +207,17 @@ class Checkpointer:
         for directory, why in skipped if self.membership.is_leader else ():
             self._say(f"checkpoint {directory} is passed over: {why}; {instead}")
 
-    def roll_back(self) -> list[int]:
-        """Return the step to which rank 0 has rolled back (see tidy), and that of a save that still goes on."""
+    def roll_back(self) -> list[str]:
+        """Roll back on rank 0 (see tidy), and return, in words, at which steps the job can go on; at none if empty."""
+        steps = list[str]()
         with suppress(OSError):
             if self.membership.is_leader:
-                if (step := roll_back(self.directory, self._say)) is None:  # else nobody waits with the verdict
-                    self.wait(GIVEN_UP_S)
-                    step = roll_back(self.directory, self._say)
                 is_settled = self._link is None or self._link.is_gone or self._link.wait_settled(0.0)
-                return [] if step is None else [step] if is_settled else sorted({step, self._step})
-        return []
+                if (step := roll_back(self.directory, self._say)) is not None:
+                    steps.append(f"step {step}")
+                if not is_settled and self._about.get("verified") and step != self._step:  # nobody waits for it
+                    steps.append(f"step {self._step} once that is written")
+        return steps
 
     # Saving
 
@@ -275,9 +275,9 @@ class Checkpointer:
             return Stall(0.0, time.perf_counter() - began_s)
         assert self._snapshot is not None
         self._snapshot.fill(header, pieces)
-        self._step, more = step, dict(about())
+        self._step, self._about = step, dict(about())
         self._steps[name] = step
-        self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": size_bytes, "about": more})
+        self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": size_bytes, "about": self._about})
         copy_s = time.perf_counter() - began_s - waited_s
         if wait:
             self.wait()

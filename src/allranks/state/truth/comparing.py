@@ -93,7 +93,7 @@ class Comparing:
     ) -> None:
         self._read, self._policy, self.talks, self.say = parts.state, policy, talks, say
         self._membership, self._directory = talks.membership, checkpoints.directory
-        self._roll_back = (lambda: []) if policy is OnCorruption.STOP else checkpoints.roll_back
+        self._roll_back: Callable[[], list[str]] = list if policy is OnCorruption.STOP else checkpoints.roll_back
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
         self._ruined: int | None = None
         """Step at which parameters became NaN or infinite in an earlier life of this training."""
@@ -185,8 +185,9 @@ class Comparing:
         if self._is_on:
             self.measure()
         if self._is_on:  # measured, some ranks can be compared
-            known = common.get("fingerprints", self.numbers)
-            self._known = {name: known[name] for name in self.numbers if name in known and name.split("/")[0] in parts}
+            own = self._compared()
+            known = common.get("fingerprints", own)
+            self._known = {name: known[name] for name in own if name in known and name.split("/")[0] in parts}
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
             self._known = None
@@ -230,17 +231,17 @@ class Comparing:
         Args:
             numbers: what this rank has. A script may have set another number of threads since the last time.
         """
-        forms, known, device = self._contents.forms(), self._known, self._contents.device
+        forms, known = self._contents.forms(), self._known
         seen = self._seen if known is None else {name: Seen(number) for name, number in known.items()}
         own = ReplicaReport(
             entries={
-                name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
+                name: TensorReport(numbers[name], seen.get(name, Seen()), forms[name])
                 for name in (numbers if known is None else known)
-                if name not in self._dropped
+                if name in forms and name not in self._dropped
             },
             group=_describe_group(self._contents),
             node=os.environ.get("ALLRANKS_NODE") or os.uname().nodename,
-            device=_name_gpu(device) if device.type == "cuda" else "",
+            device=_name_gpu(self._contents),
         )
         reports = self.talks.gather(own)
         self._own_group, self._groups = own.group, sorted({report.group for report in reports})
@@ -265,7 +266,9 @@ class Comparing:
         return tuple(word for is_ours in is_own for word in ((own, ~own) if is_ours else (_LEAST, _LEAST)))
 
     def _compared(self) -> dict[str, int]:
-        return {name: number for name, number in self.numbers.items() if name not in self._dropped}
+        """Return the number of each tensor that is compared; `numbers` has entries for Python's numbers, too."""
+        return {name: number for name, number in self.numbers.items()
+                if name in self._contents.tensors and name not in self._dropped}  # fmt: skip
 
     def _agree(self, step: int) -> None:
         self._seen |= {name: self._seen.get(name, Seen()).then(number) for name, number in self._compared().items()}
@@ -277,8 +280,6 @@ class Comparing:
         self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
         if not self._is_on:
             self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
-        elif names := self._contents.unwatched:
-            self.say(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
 
     # Where they differ
 
@@ -328,10 +329,7 @@ class Comparing:
     def _heal(
         self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport], what: str, step: int
     ) -> bool:
-        """Give the odd ranks the bits of the majority; False: nobody wants it, or all are not equal for that.
-
-        Nor is it done where there is no majority, or where it is about more than tensors.
-        """
+        """Give the odd ranks the bits of the majority; False: nobody wants it, there is none, or it did not help."""
         for suspect in suspects:
             entries = [reports[rank].entries.get(suspect.name) for rank in (*suspect.ranks, suspect.reference)]
             forms = {entry and entry.form for entry in entries}
@@ -341,7 +339,7 @@ class Comparing:
             other = self._fetch(suspect, reports)
             if other is not None and self._membership.rank in suspect.ranks:
                 self._contents.tensors[suspect.name].copy_(other)
-        self.numbers = self._contents.numbers()
+        self.measure()  # reads the state anew: a part may give copies of its tensors
         if not _are_equal(self.talks.largest(*self._said())):
             return False
         names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
@@ -357,10 +355,7 @@ class Comparing:
     def _count(
         self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]
     ) -> dict[str, tuple[int, int]]:
-        """Return how many elements differ from the reference's, on the rank where most do, and of how many.
-
-        Numbers of a part are one element.
-        """
+        """Return how many elements differ from the reference's, on the rank where most do, and of how many."""
         found = list[tuple[int, int]]()
         for suspect in suspects:
             other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
@@ -374,15 +369,15 @@ class Comparing:
     def _fetch(self, suspect: DifferingTensor, reports: Sequence[ReplicaReport]) -> torch.Tensor | None:
         """Return the tensor of the reference, which sends it to all ranks; None: it has none there."""
         entry = reports[suspect.reference].entries.get(suspect.name)
-        if entry is None or entry.form is None:
+        if entry is None:
             return None
         dtype, shape = entry.form
-        if self._membership.rank == suspect.reference:
-            own = self._contents.tensors[suspect.name]
+        own = self._contents.tensors.get(suspect.name)
+        if own is not None and self._membership.rank == suspect.reference:
             data = own.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         else:
             kind = getattr(torch, dtype.removeprefix("torch."))
-            data = torch.empty(shape, dtype=kind, device=self._contents.device)
+            data = torch.empty(shape, dtype=kind, device=None if own is None else own.device)
         self.talks.give([data.reshape(-1)], suspect.reference)
         return data
 
@@ -405,8 +400,9 @@ def _describe_group(contents: Contents) -> str:
     return repr((own, sorted(contents.shards)))
 
 
-def _name_gpu(device: torch.device) -> str:
-    return f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)}"
+def _name_gpu(contents: Contents) -> str:
+    device = next((own.device for own in contents.tensors.values() if own.is_cuda), None)
+    return f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)}" if device else ""
 
 
 def _some(names: Sequence[str]) -> str:

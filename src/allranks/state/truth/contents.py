@@ -3,13 +3,17 @@
 A name is a path through a part's state: `model/layers.0.weight`, `optimizer/state/layers.0.weight/exp_avg`. What is in
 the same memory is there once. Of a DTensor it is this rank's shard. All of a part's numbers and text are one entry.
 Of an object, such as a batch of the script's own class, its attributes count: its text may have its address. They count
-once, since objects may refer to each other; elsewhere the path of the first place stands for them.
+once, since objects may refer to each other; elsewhere the path of the first place stands for them. Of a sparse tensor
+its indices and values count.
+
+Limits: quantized tensors, and numbers of less than a byte, do not count.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +35,6 @@ class Contents:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)
     """By name of the entry: each number with its path."""
-    unwatched: list[str] = field(default_factory=list)
-    """Tensors without a fingerprint."""
     shards: set[tuple[int, ...]] = field(default_factory=set)
     """Where in the meshes of its DTensors this rank is, along the dimensions that cut them."""
 
@@ -69,12 +71,6 @@ class Contents:
         """Return dtype and shape of each tensor."""
         return {name: (str(own.dtype), tuple(own.shape)) for name, own in self.tensors.items()}
 
-    @property
-    def device(self) -> torch.device:
-        """Where the tensors are: on a GPU, if any is."""
-        devices = {own.device for own in self.tensors.values()}
-        return next((own for own in devices if own.type != "cpu"), torch.device("cpu"))
-
     def _add(self, path: str, tensor: Tensor, places: set[object]) -> None:
         if is_dtensor(tensor):
             mesh: Any = tensor.device_mesh
@@ -83,11 +79,12 @@ class Contents:
             self.shards.add(tuple(cut))
             tensor = tensor.to_local()
         if not can_watch(tensor):
-            self.unwatched.append(path)
             return
         place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
         if tensor.numel() == 0 or place not in places:
             places.add(place)
+            while path in self.tensors:
+                path += "'"  # other paths are written alike: of the keys 1 and "1"
             self.tensors[path] = tensor
 
 
@@ -100,6 +97,10 @@ def _walk(
         seen: by id, the path of each object so far, and the object itself: no other one gets its id.
     """
     items: Iterable[tuple[object, Any]]
+    if isinstance(value, Tensor) and value.layout is not torch.strided:
+        value = value.detach().__reduce_ex__(2)[1]  # as pickle has it: layout, indices, values, size
+    elif getattr(getattr(value, "dtype", None), "hasobject", False):
+        value = value.tolist()  # of NumPy; its bytes are addresses of objects
     if isinstance(value, Tensor):
         yield path, value
         return
@@ -112,16 +113,29 @@ def _walk(
     elif hasattr(value, "tobytes"):
         yield path, str(hash_bytes(value.tobytes()))
         return
-    elif depth > 0 and not callable(value) and (dataclasses.is_dataclass(value) or hasattr(value, "__dict__")):
+    elif depth > 0 and (attributes := _attributes(value)) is not None:
         if id(value) in seen:
             yield path, seen[id(value)][0]
             return
         seen[id(value)] = path, value
-        names = [own.name for own in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else vars(value)
         path, depth = f"{path}/{type(value).__qualname__}", depth - OBJECT + 1
-        items = [(name, getattr(value, name)) for name in names]
+        items = attributes.items()
     else:
         yield path, re.sub(" at 0x[0-9a-f]+", "", repr(value))
         return
     for key, item in items:
         yield from _walk(item, f"{path}/{key}" if path else str(key), seen, depth - 1)
+
+
+def _attributes(value: Any) -> Mapping[str, Any] | None:
+    """Return what an object has as attributes; None: its text tells what it is."""
+    if callable(value):
+        return None
+    if dataclasses.is_dataclass(value):
+        return {own.name: getattr(value, own.name) for own in dataclasses.fields(value)}
+    state = object.__getstate__(value)
+    # With __slots__ it is a pair; those of the standard library (Path, UUID) tell themselves, and have caches in there.
+    if isinstance(state, tuple) and type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:
+        own, slots = state
+        return {**(own or {}), **slots}
+    return vars(value) if hasattr(value, "__dict__") else None

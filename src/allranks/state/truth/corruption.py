@@ -43,7 +43,7 @@ class ReplicaError(AllranksError):
         ranks: at fault; where it is not decided, one of them is.
         reports: of all ranks.
         policy: says, with `verified`, whether the job may be started again.
-        verified: step of the newest checkpoint on which the replicas agreed, and of one that is still being written.
+        verified: steps of checkpoints on which the replicas agreed, in words: the newest, and one being written.
     """
 
     def __init__(
@@ -55,14 +55,13 @@ class ReplicaError(AllranksError):
         *,
         is_decided: bool,
         policy: OnCorruption,
-        verified: Sequence[int],
+        verified: Sequence[str],
     ) -> None:
         then = "not retried: there is no checkpoint on which replicas agreed"
         if policy is OnCorruption.STOP:
             then = 'not retried: on_corruption="stop"'
         elif verified:
-            newer = "".join(f", or of step {step} once that is written" for step in verified[1:])
-            then = f"may go on from the checkpoint of step {verified[0]}{newer}"
+            then = f"may go on from the checkpoint of {', or of '.join(verified)}"
         cause, nodes = find_cause(cause_id), [*dict.fromkeys(reports[rank].node for rank in ranks)]
         finding = Finding(
             cause=cause.label,

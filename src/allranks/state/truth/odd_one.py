@@ -9,7 +9,8 @@ A tensor that has changed twice, and was equal on all ranks after that, is watch
 fault. One that was the same at all equal checks, two at least, is frozen: a rank that changes little of it has a fault,
 one that changes much makes an update. What else differs is not replicated, and is never compared again: what each rank
 computes for itself differs before it has changed twice. All ranks learn the same, since they go by checks at which all
-were equal, and by numbers that all have seen.
+were equal, and by numbers that all have seen. Only tensors are compared: numbers of Python are few, so hardly a flipped
+bit hits one, and scripts change some on one rank alone.
 
 Only ranks of one group are compared: those whose hardware, torch and number of threads compute the same bits, and whose
 tensors are the same shards. More than half of a group outvote the others. Of two ranks, or in a tie, nobody is named,
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 UPDATE_SHARE = 0.01
-"""Of the elements: an update changes nearly all, a fault one or a few."""
+"""Of the elements: an update changes nearly all, a fault one or a few. If all have changed, it is an update, also of
+the only one: a script may keep its best loss on rank 0 alone."""
 
 
 class Seen(NamedTuple):
@@ -54,8 +56,8 @@ class TensorReport(NamedTuple):
     number: int
     before: Seen
     """After a load, with the number that the checkpoint has."""
-    form: tuple[str, tuple[int, ...]] | None = None
-    """Dtype and shape; None where it stands for numbers of a part."""
+    form: tuple[str, tuple[int, ...]]
+    """Dtype and shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,25 +107,24 @@ def judge(reports: Sequence[ReplicaReport], *, is_loaded: bool = False) -> Judge
         num_parted = num_watched = 0
         for name in dict.fromkeys(name for rank in ranks for name in reports[rank].entries):
             entries = {rank: reports[rank].entries.get(name) for rank in ranks}
-            one = next(own for own in entries.values() if own is not None)
-            is_tensor, is_watched, is_frozen = one.form is not None, one.before.is_watched, one.before.is_frozen
-            num_watched += is_watched
+            before = next(own.before for own in entries.values() if own is not None)
+            num_watched += before.is_watched
             values = {rank: own and own.number for rank, own in entries.items()}
             if len({*values.values()}) == 1:
                 continue
             unchanged = [rank for rank, own in entries.items() if own is not None and own.number == own.before.number]
-            if is_watched or (is_loaded and is_tensor):
-                is_frozen = False
+            if before.is_watched or is_loaded:
                 num_parted += len({*values.values()}) == len(ranks)
                 right = find_majority(values) or unchanged * is_loaded
-            elif is_frozen and is_tensor and len(unchanged) == len(ranks) - 1:
+            elif before.is_frozen and len(unchanged) == len(ranks) - 1:
                 right = unchanged
             else:
                 not_replicated[name] = None
                 continue
             odd = tuple(rank for rank in ranks if rank not in right) or tuple(ranks)
             is_decided = len(odd) < len(ranks)
-            suspects.append(DifferingTensor(name, odd, right[0] if is_decided else ranks[0], is_decided, is_frozen))
+            reference = right[0] if is_decided else ranks[0]
+            suspects.append(DifferingTensor(name, odd, reference, is_decided, before.is_frozen))
         is_by_script |= not is_loaded and num_parted > 1 and num_parted > num_watched / 2
     return Judged(
         suspects=tuple(sorted(suspects, key=lambda suspect: not suspect.is_decided)),
@@ -158,7 +159,7 @@ def find_updates(frozen: Iterable[DifferingTensor], counts: Mapping[str, tuple[i
     updated = list[str]()
     for names in parts.values():
         different, of = (sum(counts[name][place] for name in names) for place in (0, 1))
-        updated += names if different > max(1, of * UPDATE_SHARE) else []
+        updated += names if different == of or different > max(1, of * UPDATE_SHARE) else []
     return updated
 
 

@@ -18,6 +18,8 @@ from typing import Self
 import msgspec
 
 VARIABLE = "ALLRANKS_RERUN"
+COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
+"""Namespaces of torch's collectives as operators."""
 SETUP = -1
 """Number of what is before the first step, from the beginning of the session."""
 BATCH = "batch"
@@ -58,7 +60,7 @@ class Op:
     @property
     def is_collective(self) -> bool:
         """Whether ranks do it together."""
-        return self.name.startswith(("c10d", "_c10d_functional"))
+        return self.name.partition(".")[0] in COLLECTIVES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

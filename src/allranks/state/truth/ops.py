@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from allranks.model.safe_text import as_utf8
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import bytes_of, can_watch, fingerprint, hash_bytes, hash_text
-from allranks.state.truth.op_file import BATCH, SETUP, Op, OpValue
+from allranks.state.truth.op_file import BATCH, COLLECTIVES, SETUP, Op, OpValue
 from allranks.state.truth.trace import find_generators
 
 _OVERWRITES = frozenset((
@@ -44,7 +44,6 @@ _OVERWRITES = frozenset((
 """The old content of what they write to does not count; nor does that of `out=`."""
 SMALL_BYTES = 64 << 10
 """The bytes of a tensor of at most this size are hashed as they are: a fingerprint takes 0.3 ms at least."""
-_COLLECTIVES = ("c10d", "_c10d_functional")
 _STDLIB, _OWN = f"{Path(os.__file__).resolve().parent}/", f"{Path(__file__).resolve().parents[2]}/"
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -56,7 +55,7 @@ class _Form:
         schema = func._schema
         self.name, self.short = str(func), schema.name.partition("::")[2]
         self.names = [argument.name for argument in schema.arguments]
-        self.is_collective = func.namespace in _COLLECTIVES
+        self.is_collective = func.namespace in COLLECTIVES
         is_view = self.short == "_wrap_tensor_autograd" or bool(getattr(func, "is_view", False))
         self.is_passed = func.namespace in ("profiler", "prim") or is_view
         """It computes nothing."""

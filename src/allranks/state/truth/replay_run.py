@@ -28,6 +28,7 @@ from allranks.state.resumed import rng
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
+from allranks.state.truth.op_file import COLLECTIVES
 from allranks.state.truth.ops import EagerMode
 
 Replayed = Callable[[Any], object]
@@ -35,8 +36,6 @@ Replayed = Callable[[Any], object]
 Attribute = tuple[int, str]
 """A number that a module has: place in the order of `_places`, and key."""
 _NUMBERS = (bool, int, float)
-_TALKS = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
-"""Namespaces of torch's collectives as operators."""
 
 
 def check(function: Replayed | None, every: int | None, parts: Mapping[str, Any]) -> tuple[Replayed, int]:
@@ -189,7 +188,7 @@ class _Watching(EagerMode):
     found = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in _TALKS:
+        if func.namespace in COLLECTIVES:
             self.found = str(func)
             raise UsageError(self.found)
         return func(*args, **(kwargs or {}))
