@@ -33,6 +33,7 @@ SCREEN_S, JSON_S = 0.5, 1.0
 
 
 @click.command("watch")
+@click.option("--here", "is_here", is_flag=True, help="Watch ranks of this machine only; do not ask SLURM.")
 @click.option("--pid", "are_pids", is_flag=True, help="Take the arguments as process ids of this machine.")
 @click.option(
     "--once",
@@ -49,6 +50,7 @@ SCREEN_S, JSON_S = 0.5, 1.0
 @click.argument("targets", nargs=-1, metavar="[JOB | PID...]", shell_complete=complete.jobs)
 def watch(
     targets: tuple[str, ...],
+    is_here: bool,
     are_pids: bool,
     is_once: bool,
     as_json: bool,
@@ -88,7 +90,7 @@ def watch(
     if probe_s is not None:
         probe("".join(targets), every_s=probe_s, asks=asks)
         os._exit(Exit.OK)  # a thread may still wait for a file system that hangs
-    watched = _find(targets, are_pids=are_pids, asks=asks, log_dir=log_dir)
+    watched = _find(targets, is_here=is_here, are_pids=are_pids, asks=asks, log_dir=log_dir)
     heard = HeardJob(watched.job, watched.nodes)
     with contextlib.closing(watched.looks):
         if is_once or as_json or not _show_screen(heard, watched):
@@ -102,7 +104,7 @@ def watch(
     return heard.opinion.exit_code
 
 
-def _find(targets: tuple[str, ...], *, are_pids: bool, asks: bool, log_dir: Path) -> Watched:
+def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool, log_dir: Path) -> Watched:
     """Return the job that is meant.
 
     Raises:
@@ -125,14 +127,14 @@ def _find(targets: tuple[str, ...], *, are_pids: bool, asks: bool, log_dir: Path
     if not target and len(here) != 1:
         nothing = f"{none}; for a job in SLURM: allranks watch JOB (allranks list prints yours)"
         raise UsageError(f"watch: {'several jobs run on this machine:' if here else nothing}", more=known)
-    may_be_run = target and target not in here and not is_job_of_slurm(target)
+    may_be_run = target and target not in here and (is_here or not is_job_of_slurm(target))
     run = find_run(target, log_dir) if may_be_run else None
     job = run.id if run is not None else target or next(iter(here))
     found, no_slurm = here.get(job, []), ""
     if run is not None and run.verdict is not None and not found:
         raise AllranksError(f"run {job} has ended; to see what happened: allranks why {job}")
     is_of_slurm = found[0].env.get("SLURM_JOB_ID") == job if found else is_job_of_slurm(job)
-    if run.is_of_slurm if run else is_of_slurm:  # it may have more nodes
+    if not is_here and (run.is_of_slurm if run else is_of_slurm):  # it may have more nodes
         try:
             return watch_job(job, env=os.environ, asks=asks)
         except AllranksError as exc:
