@@ -91,7 +91,7 @@ def _watch_one(kind: str, seconds: float, directory: Path, calm: Calm) -> None:
                 raise DrillError(f"{kind}: the job does not end: {output.read_text(errors='replace')[-800:]}")
             if watcher is None or (watcher.has_found_nothing and not is_suspended):
                 # Before the first rank is there, it finds nothing and says so; a user types it again.
-                watch = [sys.executable, "-m", "allranks", "watch", "--json"]
+                watch = [sys.executable, "-m", "allranks", "watch", "--here", "--json"]
                 watcher = Watcher(watch, directory / f"watch_{calm.num_jobs}.jsonl")
             if kind == "suspended" and time.monotonic() > turn_s:
                 is_suspended = not is_suspended

@@ -160,7 +160,7 @@ class LocalJob(Job):
             raise DrillError(f"nft: {done.stderr}\n{script}")
 
     def watch_command(self, *flags: str) -> Sequence[str]:
-        return [sys.executable, "-m", "allranks", "watch", *flags]
+        return [sys.executable, "-m", "allranks", "watch", "--here", *flags]
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None

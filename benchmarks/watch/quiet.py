@@ -74,7 +74,7 @@ def _trace(directory: Path) -> dict[str, Any]:
             stdin=subprocess.DEVNULL,
         )
         job.wait_until_stepping()
-        watch = [sys.executable, "-m", "allranks", "watch", "--json"]
+        watch = [sys.executable, "-m", "allranks", "watch", "--here", "--json"]
         with (directory / "watch.jsonl").open("wb") as documents:
             watcher = subprocess.Popen(
                 ["strace", "-f", "-qq", "-I1", f"--trace={DISTURBING}", "--signal=none", "-o", str(calls), *watch],

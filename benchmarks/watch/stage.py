@@ -2,7 +2,7 @@
 
     play_apart("torchrun", ["store-stopped", "stopped", "killed"], directory)      # -> one result for each
 
-A job of this machine gets its own process, mount and network namespaces, so that `allranks watch` sees no other
+A job of this machine gets its own process, mount and network namespaces, so that `allranks watch --here` sees no other
 job, dropped packets are nobody else's, and nothing is left. The watcher runs in the same namespaces: it is a user who
 looks at the job from the same machine. A job of the lab has nodes of its own.
 """
