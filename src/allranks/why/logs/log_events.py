@@ -71,8 +71,7 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
         return int(text) if text and _NUMBER.fullmatch(text) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True, gc=False):
     """The end of one source."""
 
     source: Source
