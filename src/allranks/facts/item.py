@@ -186,12 +186,13 @@ class Pool:
     """Reasons of one sort. Finds one for an effect without trying all: the best, the earliest, those of its file."""
 
     def __init__(self, items: Iterable[Item]) -> None:
-        self._best = sorted(items, key=directness)
+        ordered = sorted(items, key=lambda item: item.index)
+        self._best = sorted(ordered, key=directness)
         self._clocks: defaultdict[str, list[Item]] = defaultdict(list)
         self._sources: defaultdict[str, list[Item]] = defaultdict(list)
-        for item in sorted(self._best, key=lambda item: (item.when.earliest_s or 0.0, item.index)):
+        for item in sorted(ordered, key=lambda item: item.when.earliest_s or 0.0):
             self._clocks[item.when.clock].append(item)
-        for item in sorted(self._best, key=lambda item: (item.place.line, item.index)):
+        for item in sorted(ordered, key=lambda item: item.place.line):
             self._sources[item.place.source].append(item)
 
     def find(self, effect: Item, rule: Rule) -> Item | None:

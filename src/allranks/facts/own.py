@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import reduce
 from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import START, FactKind, Same, When
@@ -82,9 +81,11 @@ def _first_lost(by_sort: defaultdict[Sort, list[Item]]) -> Item | None:
 
 def _first(items: Sequence[Item], key: Callable[[Item], int] = lambda _: 0) -> Item | None:
     """Return the earliest of those with the lowest key, None of none."""
-    lowest = min(map(key, items), default=0)
-    best = [item for item in items if key(item) == lowest]
-    return reduce(lambda first, item: item if sooner(item, first) else first, best) if best else None
+    first: Item | None = None
+    for item in items:
+        if first is None or key(item) < key(first) or (key(item) == key(first) and sooner(item, first)):
+            first = item
+    return first
 
 
 def _is_elsewhere(absent: Item, lost: Item) -> bool:

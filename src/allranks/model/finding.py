@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from typing import Any
 
@@ -43,7 +44,7 @@ class Confidence(StrEnum):
     LIKELY = "likely"
     UNDECIDED = "undecided"
 
-    @property
+    @cached_property
     def doubt(self) -> int:
         """How unsure that is: 0 of what is certain."""
         return list(Confidence).index(self)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
+
+import msgspec
 
 from allranks.model.beat import CallSeen, show_call
 
@@ -55,22 +56,21 @@ class Call(CallSeen, frozen=True, kw_only=True):
         return show_call(self.op, self.sizes or self.output_sizes, self.dtypes or self.output_dtypes)
 
 
-@dataclass(frozen=True, slots=True)
-class Dump:
+class Dump(msgspec.Struct, frozen=True):
     """What is known of one rank."""
 
     rank: int
     calls: tuple[Call, ...] = ()
     """In their order. One that is not done is open: the rank waits in it."""
-    enqueued: Mapping[str, int] = field(default_factory=dict)
+    enqueued: Mapping[str, int] = {}
     """By the name of the group, the number of the last collective that it called; -1: not known."""
-    completed: Mapping[str, int] = field(default_factory=dict)
+    completed: Mapping[str, int] = {}
     """Of the last collective that is done."""
-    started: Mapping[str, int] = field(default_factory=dict)
+    started: Mapping[str, int] = {}
     """Of the last collective that its GPU has started; only NCCL's recorder with TORCH_NCCL_ENABLE_TIMING=1 tells."""
-    members: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    members: Mapping[str, Sequence[int]] = {}
     """Global ranks of each group in the group's order, where the recorder knows them (Gloo's does not)."""
-    descs: Mapping[str, str] = field(default_factory=dict)
+    descs: Mapping[str, str] = {}
     is_whole: bool = False
     """No call is missing: in a group that is not told of, it has called nothing."""
     formed_again: Collection[str] = ()

@@ -100,7 +100,7 @@ class Attempts:
                     self._unsure[shown] = line.number + 1
             elif key not in seen:
                 seen.add(key)
-            else:
+            elif ended:
                 begun = max(self._begun.get((shown, line.node), (0,)))
                 end = _last(over, line.node, begun)
                 is_requeue = end is not None and _REQUEUE.search(end.text) is not None

@@ -73,8 +73,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     reader = FactReader(logs, meet(logs, [end.event.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
-    hung = max((reader.attempt_of(event.line) for event in logs.of(Trait.ONLY_WAITS)), default=0)
-    facts += read_stops(dumps, world=reader.people.world, attempt=hung)
+    if dumps:
+        hung = max((reader.attempt_of(event.line) for event in logs.of(Trait.ONLY_WAITS)), default=0)
+        facts += read_stops(dumps, world=reader.people.world, attempt=hung)
     story = solve([fact for fact in facts if fact.cause or fact.kind not in _NEED_A_CAUSE], world=reader.people.world)
     found = list(_conclusions(story, facts, reader))
     if story.outcome is StoryEnd.FINISHED:  # what came before was survived

@@ -13,6 +13,7 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -66,9 +67,12 @@ class FactReader:
         """Files in which the store's clients are torchrun's agents, one a node."""
         self.attempts = Attempts(logs, self.times)
         self.attempt_of = self.attempts.attempt_of
-        self._headers = {
-            event.line.at: event.line for event in logs.events if event.sign and _BEGINS.search(event.line.text)
-        }
+
+    @cached_property
+    def _headers(self) -> dict[tuple[str, int], Line]:
+        """Return the first lines of torch's reports of errors of NCCL, by their places."""
+        lines = (event.line for event in self.logs.events if event.sign)
+        return {line.at: line for line in lines if _BEGINS.search(line.text)}
 
     def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:
         """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""
@@ -134,18 +138,19 @@ class FactReader:
     def read(self) -> Iterator[Fact]:
         """Return the facts of all lines that match a sign; of equal ones of one writer, the first."""
         alike: defaultdict[tuple[object, ...], list[LogEvent]] = defaultdict(list)
+        supported: set[str] = set()
         for event in self.logs.events:
             if event.sign is None or event.cause is None:
                 continue
-            line = event.line
-            if Trait.ERROR_OF_SCRIPT in event.traits and line.at in self._exceptions:
+            if event.sign.fact is None:
+                supported.add(event.cause.name)
+                continue
+            if Trait.ERROR_OF_SCRIPT in event.traits and event.line.at in self._exceptions:
                 continue  # told with its place in the script (readings/tracebacks.py)
-            key = (event.cause.id, event.sign.pattern, line.source.shown, line.rank, line.local_rank, line.node)
-            same = alike[key]
+            same = alike[event.cause.id, event.sign.pattern, *event.line.writer]
             is_new = event.sign.fact in _COMES_AND_GOES or all(other.values != event.values for other in same)
             if len(same) < (MAX_ALIKE if is_new else MAX_RAISED * self._may_be_anothers(event)):
                 same.append(event)
-        supported = {event.cause.name for event in self.logs.events if event.cause and event.states is None}
         by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
         for events in alike.values():
             for event in events:

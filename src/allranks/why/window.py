@@ -13,6 +13,8 @@ import re
 from dataclasses import replace
 from datetime import UTC, datetime, time, timedelta
 
+import msgspec
+
 from allranks.model.errors import UsageError
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
@@ -66,7 +68,7 @@ def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
     return replace(
         logs,
         events=tuple(event for event in logs.events if is_within(event.line)),
-        tails=tuple(replace(tail, lines=tuple(filter(is_within, tail.lines))) for tail in logs.tails),
+        tails=tuple(msgspec.structs.replace(tail, lines=tuple(filter(is_within, tail.lines))) for tail in logs.tails),
         printed=tuple(printed for printed in logs.printed if is_within(printed.line)),
     )
 

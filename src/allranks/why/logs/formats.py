@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -75,8 +74,7 @@ def load_formats() -> Formats:
     return msgspec.convert(table, Formats)
 
 
-@dataclass(slots=True)
-class LineWriter:
+class LineWriter(msgspec.Struct, gc=False):
     """What the prefixes and the header of a line tell about its writer."""
 
     node: str | None = None

@@ -28,7 +28,8 @@ from allranks.why.logs.sources import Source
 
 _LOSSES = frozenset((FactKind.WAITED, FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.ENDED, FactKind.LAUNCHER_KILL))
 _PEOPLE = frozenset(("rank", "node", "local_rank", "pid"))
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
+MAX_DIGITS = 18
+"""A longer number of a line is garbage."""
 
 
 class LogEvent(msgspec.Struct, frozen=True, gc=False):
@@ -68,11 +69,10 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
     def number(self, group: str) -> int | None:
         """Return a group as a number; None if it is missing or not a number."""
         text = self.values.get(group)
-        return int(text) if text and _NUMBER.fullmatch(text) else None
+        return int(text) if text and len(text) <= MAX_DIGITS and text.removeprefix("-").isdecimal() else None
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(msgspec.Struct, frozen=True, gc=False):
     """The end of one source."""
 
     source: Source

@@ -28,8 +28,7 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
         last: dict[object, Line] = {}
         for line in reversed(tail.lines):
             who = (line.rank, line.local_rank, line.node)
-            is_error = line.at in errors
-            if who not in last and not is_error and is_step(line.text) and not SLURM.search(line.text):
+            if who not in last and is_step(line.text) and line.at not in errors and not SLURM.search(line.text):
                 last[who] = line
         for line in last.values():
             yield reader.state(FactKind.STEP, line)

@@ -72,10 +72,10 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
     """Return all exceptions, by writer, in their order, except those after which Python says that it continues."""
     parts: defaultdict[object, list[LogEvent]] = defaultdict(list)
     stated: defaultdict[tuple[str, int], list[LogEvent]] = defaultdict(list)
-    for event in logs.events:
-        if event.kind in _PARTS:
-            parts[event.line.writer].append(event)
-        elif event.states is not None:
+    for event in logs.of(*_PARTS):
+        parts[event.line.writer].append(event)
+    for event in logs.events if parts else ():
+        if event.states is not None:
             stated[event.line.at].append(event)
     return [traceback for own in parts.values() for traceback in _of_writer(own, stated)]
 

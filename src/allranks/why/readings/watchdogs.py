@@ -67,7 +67,7 @@ def read_watchdogs(reader: FactReader) -> Iterator[Fact]:
     if len(waited) == len({*waited}):  # nobody in two of them: not every file tells of each start
         starts = {last: [report for reports in starts.values() for report in reports]}
     for attempt, reports in starts.items():
-        yield from _table(reader, reports, attempt)
+        yield from _table(reader, [report for report in reports if report[0].values], attempt)
     yield from _elsewhere(reader, starts[last])
 
 
@@ -91,14 +91,16 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     completed: defaultdict[int, dict[str, int]] = defaultdict(dict)
     lines: dict[int, Line] = {}
     for event, rank in reports:
-        known = event.values.get("group") or group_of.get((rank, event.number("seq"))) or group_of.get(rank, usual)
-        if known and (event.number("seq") is not None or "op" in event.values):
-            first = told[known].get(rank, event)
-            told[known][rank] = replace(first, values={**event.values, **first.values})
+        seq, values = event.number("seq"), event.values
+        known = values.get("group") or group_of.get((rank, seq)) or group_of.get(rank, usual)
+        if known and (seq is not None or "op" in values):
+            first = told[known].setdefault(rank, event)
+            if values.keys() - first.values.keys():
+                told[known][rank] = replace(first, values={**values, **first.values})
             lines.setdefault(rank, event.line)
         for word, numbers in (("enqueued", enqueued), ("completed", completed)):
             if (number := event.number(word)) is not None and number >= 0:
-                numbers[rank][event.values.get("group", DEFAULT_GROUP)] = number
+                numbers[rank][values.get("group", DEFAULT_GROUP)] = number
                 lines.setdefault(rank, event.line)
     calls: defaultdict[int, list[Call]] = defaultdict(list)
     for group, by_rank in told.items():
