@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from allranks.watch.step import Watched
 
 ONCE_S, ANSWERS_OF_TORCH_S, MORE_S = 5.0, 7.0, 20.0
-"""How long `--once` looks; how much longer for two answers of torch, and at most for slow nodes."""
+"""How long `--once` looks; how much longer for an answer of torch, and at most for slow nodes."""
 NOTICE_S = 2.0
 """Before somebody who waits for nodes is told so."""
 SCREEN_S, JSON_S = 0.5, 1.0

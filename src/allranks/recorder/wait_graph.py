@@ -65,8 +65,6 @@ class Standstill:
     """Of a circle: nobody in it can ever go on."""
     waiting: tuple[int, ...] = ()
     """Whom the message names beside the culprits; of a mismatch, all who are compared."""
-    is_sure: bool = False
-    """The members of the group were told, or it is that of all ranks."""
     has_other_sizes: bool = False
     """Of a mismatch: all called the same thing, and only its size differs."""
 
@@ -111,7 +109,7 @@ def _stop(
 ) -> Standstill:
     """Return an answer about one number of a group; `about`: its other fields."""
     about |= {who: tuple(sorted(about.get(who, ()))) for who in ("ranks", "victims", "waiting")}
-    return Standstill(kind, group.name, seq, message, tuple(calls), is_sure=group.is_sure, **about)
+    return Standstill(kind, group.name, seq, message, tuple(calls), **about)
 
 
 # --- Different calls under one number ---------------------------------------------------------------------------------

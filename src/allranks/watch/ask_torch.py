@@ -18,8 +18,7 @@ MAX_BYTES and MAX_ENTRIES, and costs no other rank its answer.
 Limits: Linux on x86-64 and aarch64. A server of a Unix socket (worker_main with TORCH_WORKER_SERVER_SOCKET), or in
 another network namespace, is not asked. What RDMA and NVLink carry, and connections to ranks of other nodes, is not
 seen here, so such ranks are also asked while they run; whether they wait, the times of their calls tell
-(standstill.py). JSON has no stacks: no call has its line of code. The pipe's one answer makes no verdict, which takes
-two.
+(standstill.py). JSON has no stacks: no call has its line of code.
 Source: torch 2.13, torch/csrc/distributed/c10d: control_plane/WorkerServer.cpp and Handlers.cpp, FlightRecorder.cpp;
 struct DumpPipe in ProcessGroupNCCL.hpp.
 """

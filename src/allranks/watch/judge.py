@@ -3,14 +3,13 @@
     opinion = judge(history, now_s)
     print("\\n".join(describe(opinion, style)))
 
-A verdict is only what the kernel proves, or torch's recorders where they are asked; the first of these that is found:
+A verdict is only what the kernel proves; the first of these that is found:
 
     a process ended badly     who was first, as the solver of facts elects it, unless the job was stopped
     the store is not served   requests wait at its socket, and its owner is stopped, or never runs
     a process is stopped      for STOPPED_S; where all of the job are, it is suspended, and nobody is at fault
     a link is dead            bytes are not acknowledged for DEAD_S, although the peer has read all that came
     a rank exited             with 0, while all others wait in a collective
-    calls differ              other operations under one number of a group, by two answers, and by the stacks
 
 Everything else is a state (standstill.py): true, and perhaps as it should be.
 
@@ -153,8 +152,7 @@ class _Court:
             return self._judge_ended()
         if self._is_suspended:
             return ()
-        is_found = self._judge_store() or self._judge_stopped() or self._judge_links() or self._judge_exited()
-        return is_found or self._judge_calls()
+        return self._judge_store() or self._judge_stopped() or self._judge_links() or self._judge_exited()
 
     def stood(self) -> Iterator[WatchState]:
         """Yield what ranks waited for shortly before the first of them ended."""
@@ -367,15 +365,6 @@ class _Court:
         confidence = Confidence.CERTAIN if len(self._left) <= len(waiting) else Confidence.LIKELY
         why = f"{have} waited {next(iter(waiting.values())).stack.where} since"
         return (self._name_left(self._left, confidence, why),)
-
-    def _judge_calls(self) -> tuple[Finding, ...]:
-        """Ranks are in different operations under one number: torch's recorders tell, and their stacks agree."""
-        stop, living = self._ranks.proven, self._ranks.living
-        if stop is None:
-            return ()
-        calls = {rank: call for rank, call in stop.calls if rank in living}
-        seen = [f"torch's recorder of rank {rank}: {call}, {living[rank].stack.where}" for rank, call in calls.items()]
-        return (self._fault("AR410", stop.message, [living[rank] for rank in stop.ranks], evidence=seen),)
 
     # Words
 

@@ -241,11 +241,6 @@ class LookHistory:
         """When ranks were last said to wait for others, before any of them ended; and those states."""
         self.told_stops: tuple[object, Sequence[Standstill]] = (None, ())
         """Why ranks wait, by torch's recorders; and which answers of theirs that is from."""
-        self.agreed_s: dict[str, float] = {}
-        """By message of these, when ranks were asked that told it first, of all answers in a row."""
-        self.denied_s = -math.inf
-        """When ranks were last known, by what they answered, to be in no mismatch, or to have called something that
-        were named."""
         self.workers: dict[int, Track] = {}
         """The process of each rank; where it was started again, the newest one. In the order of ranks."""
         self.living: dict[int, Track] = {}
@@ -310,9 +305,9 @@ class LookHistory:
 
     def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
         """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
-        has_passed = bool(self.living) and max(self.moved_s, self.denied_s) > self.held_s
+        has_passed = bool(self.living) and self.moved_s > self.held_s
         if not found and now_s - self.held_s > PASSED_S and has_passed:
-            # Only processes that live get over it: stopped, no link, no store, a mismatch.
+            # Only processes that live get over it: stopped, no link, no store.
             self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]
         sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
         again = [new for new in sure if any(_is_same(new, old) for old in self.proven)]

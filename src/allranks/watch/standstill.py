@@ -5,8 +5,7 @@ has moved between ranks for STILL_S, and everybody who is said to wait has used 
 
 With `--ask`, torch's flight recorders tell the calls of each rank by group and number, and recorder/ (as for guard and
 `why`) who is missing or elsewhere. Nodes are asked at different times, and ranks may run meanwhile: what they tell
-counts if no rank has called anything for STILL_S before the first of them was asked. One thing of it is proven
-(`RanksNow.proven`): other operations under one number, told twice, of ranks whose stacks are in these calls.
+counts if no rank has called anything for STILL_S before the first of them was asked.
 
 Limits: otherwise process groups cannot be seen, so ranks in different calls may be right to be there. Ranks that poll
 while they wait (UCX, MPI) are never said to wait; those that wait for their GPU only where NCCL tells its counts.
@@ -24,9 +23,8 @@ from typing import Any
 from msgspec.structs import asdict
 
 from allranks.model.beat import ProcessState
-from allranks.model.finding import Confidence
 from allranks.model.node_look import MAX_MEMBERS, FlightSeen
-from allranks.recorder.calls import Call, Dump, canonical
+from allranks.recorder.calls import Call, Dump
 from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.report.text import count_of, describe_time, fold_ranks
 from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
@@ -35,8 +33,6 @@ STILL_S = 3.0
 """For so long nothing has moved between ranks before a state of theirs is told."""
 STALE_S = 1.5
 """A look that is older does not show what is now."""
-AGREE_S = 4.5
-"""Two answers of torch count as two if they are so far apart: it is asked each 5 s (ask_torch.EVERY_S)."""
 ASLEEP, BUSY_GPU = 0.1, 50
 """A process that waits uses at most this share of a core; from this percentage a GPU computes, or waits in NCCL."""
 MAX_STOPS = 4
@@ -44,10 +40,6 @@ _CAUSES = {
     **dict.fromkeys((StandstillKind.MISMATCH, StandstillKind.CIRCLE), "collective-mismatch"),
     StandstillKind.ALL_THERE: "collective-timeout",
 }
-_OPERATIONS = frozenset(
-    ["all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"]
-)
-"""What both a stack and torch's recorder name: in other calls, such as DDP's, there may be any of these."""
 _TWO_SIDED = re.compile(r"i?send\w*|i?recv\w*|batch_isend_irecv")
 
 
@@ -77,8 +69,6 @@ class RanksNow:
         self.workers, self.living = history.workers, history.living
         self.told_s = min((track.told_s for track in self.living.values()), default=now_s)
         """Of the oldest look that has a rank."""
-        self._asked_s = -math.inf
-        """When torch was asked for what `stops` is from."""
         self._first_s = max((track.began_s for track in self.living.values()), default=now_s)
         asleep = {rank: track for rank, track in self.living.items() if (track.cpu_share or 0.0) < ASLEEP}
         self.waiting = {rank: track for rank, track in asleep.items() if self._is_inside(track)}
@@ -138,56 +128,26 @@ class RanksNow:
         return track.stack.is_collective and track.stack_s >= self.still_s
 
     def _find_stops(self) -> Sequence[Standstill]:
-        history = self.history
         told = [
-            (rank, flight, history.nodes[track.node].offset_s)
+            (rank, flight, track, self.history.nodes[track.node].offset_s)
             for rank, track in self.living.items()
             if (flight := track.look.flight) is not None and rank < MAX_MEMBERS
         ]
-        asked_s = min((flight.at_s + offset_s for _, flight, offset_s in told), default=-math.inf)
-        called_s = {rank: flight.called_s + offset_s for rank, flight, offset_s in told}
-        named = {rank for finding in history.proven for rank in finding.ranks}
-        history.denied_s = max(history.denied_s, *(called_s.get(rank, -math.inf) for rank in (-1, *named)))
-        if asked_s < max(max(called_s.values(), default=math.inf) + STILL_S, self.still_s):
-            history.agreed_s = {}
+        asked_s = min((flight.at_s + offset_s for _, flight, _, offset_s in told), default=-math.inf)
+        called_s = max((flight.called_s + offset_s for _, flight, _, offset_s in told), default=math.inf)
+        if asked_s < max(called_s + STILL_S, self.still_s):
             return ()
-        inside = {rank for rank, _, _ in told if self._is_inside(self.living[rank])}
-        answers = [(rank, flight.at_s, rank in inside) for rank, flight, _ in told]
-        if history.told_stops[0] != answers:
-            dumps = [_as_dump(rank, flight, may_block=rank in inside) for rank, flight, _ in told]
+        answers = [(rank, flight.at_s, self._is_inside(track)) for rank, flight, track, _ in told]
+        if self.history.told_stops[0] != answers:
+            dumps = [_as_dump(rank, flight, may_block=self._is_inside(track)) for rank, flight, track, _ in told]
             is_waited = any(not call.is_done for dump in dumps for call in dump.calls)
-            stops = find_stops(dumps, self._world_size or None) if is_waited else ()
-            history.told_stops = answers, stops
-            history.agreed_s = {stop.message: history.agreed_s.get(stop.message, asked_s) for stop in stops}
-            if named <= called_s.keys() and not any(stop.kind is StandstillKind.MISMATCH for stop in stops):
-                history.denied_s = asked_s
-        self._asked_s = asked_s
-        return history.told_stops[1]
+            self.history.told_stops = answers, find_stops(dumps, self._world_size or None) if is_waited else ()
+        return self.history.told_stops[1]
 
     @property
     def _world_size(self) -> int:
         """Of the job, as its processes' environments tell; 0: not known."""
         return min(max((track.look.world_size or 0 for track in self.living.values()), default=0), MAX_MEMBERS)
-
-    @property
-    def proven(self) -> Standstill | None:
-        """Ranks in different operations under one number: none of them can go on.
-
-        The answers of running ranks may fit so by chance, and so may those of a group that nobody knows: two answers
-        have told it, of a group with known members, and the stacks of all who are named are in these calls.
-        """
-        return next((stop for stop in self.stops if self._is_proven(stop)), None)
-
-    def _is_proven(self, stop: Standstill) -> bool:
-        others = {*stop.ranks, *stop.waiting, *stop.victims}
-        is_known = stop.is_sure or 0 < self._world_size <= len(others)
-        is_agreed = self._asked_s - self.history.agreed_s.get(stop.message, math.inf) >= AGREE_S
-        if stop.kind is not StandstillKind.MISMATCH or stop.has_other_sizes or not (is_known and is_agreed):
-            return False
-        named = {*stop.ranks, *stop.waiting}
-        are_there = all(rank in self.living and self._is_inside(self.living[rank]) for rank in named)
-        are_so = are_there and all(_fits(self.living[rank], call) for rank, call in stop.calls)
-        return are_so and stop.confidence is Confidence.CERTAIN
 
     def _tell_stops(self) -> Iterator[WatchState]:
         """Who is missing in which call, or elsewhere, as torch's flight recorders tell."""
@@ -283,12 +243,6 @@ def _as_dump(rank: int, flight: FlightSeen, *, may_block: bool) -> Dump:
         for call in flight.calls
     )
     return Dump(rank, tuple(calls), **{name: getattr(flight, name) for name in names})
-
-
-def _fits(track: Track, call: Call) -> bool:
-    """Whether a rank may be in a call, by its stack."""
-    operation = canonical(track.stack.operation)
-    return not call.is_done and (operation not in _OPERATIONS or operation == canonical(call.op))
 
 
 def _group(tracks: Mapping[int, Track], key: Callable[[Track], Any]) -> dict[Any, list[int]]:
