@@ -26,6 +26,8 @@ DEPTH = 3
 AT_ONCE_S = 10.0
 """Seconds in which all ranks come to the same line."""
 _STRANGE = frozenset((FactKind.ENDED, FactKind.DEVICE_FAULT))
+_TOLD_THERE = frozenset((FactKind.ENDED, FactKind.RAISED))
+"""srun tells them in the job's own file."""
 _LESS = {Confidence.CERTAIN: Confidence.LIKELY, Confidence.LIKELY: Confidence.UNDECIDED}
 
 
@@ -86,22 +88,27 @@ def _is_strong(item: Item, finished: Sequence[Item]) -> bool:
 
 
 def _without_strangers(strong: list[Item]) -> list[Item]:
-    """Return the candidates without ends and faults that nothing ties to the job, if a rank failed by itself.
+    """Return the candidates without ends, faults and orders that nothing ties to the job, if a rank failed by itself.
 
     An exception of its own that nobody caught is no consequence of them; what follows from the end of a data loader
     says so. If one came before it, it is likely at most.
     """
     own = [item for item in strong if item.sort is Sort.BREAK and item.kind is not FactKind.SCHEDULER_END]
     own = [item for item in own if item.fact.confidence is Confidence.CERTAIN and not is_outside(item)]
-    strangers = [item for item in strong if item.kind in _STRANGE and _is_apart(item)]
+    strangers = [item for item in strong if (item.kind in _STRANGE and _is_apart(item)) or _is_unsure_order(item)]
     # A fault that stands in the log of who failed may be why.
     files = {item.place.source for item in own if item.fact.said is Said.SELF} - {""}
-    strangers = [item for item in strangers if item.kind is FactKind.ENDED or item.place.source not in files]
+    strangers = [item for item in strangers if item.kind is not FactKind.DEVICE_FAULT or item.place.source not in files]
     for item in (item for item in own if item.kind is FactKind.RAISED):
         recent = [stranger for stranger in strangers if is_soon(stranger, item) is not False]
-        near = [stranger for stranger in recent if stranger.who.compare_machines(item.who) is Same.YES]
+        near = [it for it in recent if _is_unsure_order(it) or it.who.compare_machines(item.who) is Same.YES]
         item.is_doubted |= any(sooner(it, item) or (it in near and not sooner(item, it)) for it in recent)
     return [item for item in strong if item not in strangers] if own else strong
+
+
+def _is_unsure_order(item: Item) -> bool:
+    """Whether it may be another job, or pod, that the scheduler ended."""
+    return item.kind is FactKind.SCHEDULER_END and item.strength > 0
 
 
 def _elect(chosen: Sequence[Item], items: Sequence[Item], world: int | None) -> list[Root]:
@@ -178,9 +185,9 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         most, blamed = Confidence.LIKELY, ()
     # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
     is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
-    files = {item.place.source for item in items if item.sort is not Sort.PROGRESS and not is_outside(item)}
-    is_told_there = best.kind is FactKind.ENDED or best.place.source in files  # by srun, in the job's own file
-    is_elsewhere = bool(files) and (best.fact.said is Said.KERNEL or not is_told_there)
+    files = {item.place.source for item in items if not is_outside(item)}
+    is_told_there = best.kind in _TOLD_THERE or best.place.source in files
+    is_elsewhere = best.fact.said is Said.KERNEL or not is_told_there
     if best.is_doubted or is_unsure or (is_elsewhere and all(map(_is_apart, like))):
         most = _at_most(Confidence.LIKELY, most)
     return Root(tuple(item.fact for item in like), part, _at_most(most, best.fact.confidence), blamed)

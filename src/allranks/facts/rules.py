@@ -12,6 +12,8 @@ MONITOR_S = 5.0
 """A launcher may see an end this much later than peers see their lost connections."""
 CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
+DAY_S = 86_400.0
+"""After so long it is another job's, or another process's of that pid; by less, clocks may only have other time zones."""
 LOADER_S = 60.0
 """So soon a rank notices that a process of its data loader is gone: torch looks every 5 s."""
 OF_AN_EXCEPTION = 1
@@ -166,7 +168,7 @@ def strikes(reason: Item, effect: Item) -> bool:
         return effect.kind is FactKind.ENDED or is_unsure or is_same
     if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
         is_end = effect.fact.signal == SIGABRT or reason.fact.is_fatal or reason.fact.said is Said.INFERRED
-        return effect.sort > Sort.END or is_end
+        return Sort.END < effect.sort < Sort.ORDER or is_end
     return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 

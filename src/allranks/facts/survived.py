@@ -13,7 +13,7 @@ from signal import SIGABRT
 
 from allranks.facts.fact import FactKind, Said, Who
 from allranks.facts.item import SUFFERED, Item, Sort, is_outside
-from allranks.facts.rules import CLOCKS_S
+from allranks.facts.rules import CLOCKS_S, DAY_S
 from allranks.model.finding import Confidence
 
 GOES_ON_S = 10.0
@@ -24,6 +24,8 @@ _HARD_ENDS = frozenset((FactKind.ENDED, FactKind.SCHEDULER_END, FactKind.NODE_LO
 """No process survives them."""
 _JOB = ("job", None)
 """A name of the whole job, beside those of its processes."""
+_INSIDE = ("anything", None)
+"""Whatever the job itself, or its end, tells."""
 
 
 class _Later:
@@ -34,6 +36,8 @@ class _Later:
         self._lines: dict[Hashable, int] = {}
         self.has_finished = any(item.kind is FactKind.FINISHED for item in items)
         for item in items:
+            if not is_outside(item):
+                self._add(_INSIDE, item)
             if item.kind is FactKind.RECOVERED:
                 self._add((item.process, item.fact.interface), item)
                 self._add((("kernel", Who(node=item.who.node)), item.fact.interface), item)
@@ -85,9 +89,12 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         is_later |= not may_be_buffered and any(later.is_by_line(whose, item) for whose in own)
         is_its_last = has_ended and (is_raised or item.sort in SUFFERED)  # whenever the others made a step
         may_be_caught = not item.fact.is_generic and not item.fact.is_fatal
+        if item.kind is FactKind.ENDED:  # of an earlier run
+            is_later |= later.is_by_time("anybody", item, DAY_S)
         if is_outside(item) or (item.kind is FactKind.LINK_FAULT and item.who.node):  # clocks of nodes differ
             is_later |= later.is_by_time(("on", item.who.node), item, GOES_ON_S)
             is_later |= later.is_by_time("anybody", item, CLOCKS_S)
+            is_later |= not item.fact.is_of_job and later.is_by_time(_INSIDE, item, DAY_S)
         elif may_be_caught and not is_its_last and item.kind not in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             is_later |= later.is_by_time("anybody", item, GOES_ON_S)
         if is_later:

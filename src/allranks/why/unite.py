@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
 from signal import SIGKILL
@@ -15,7 +15,8 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
-from allranks.facts.fact import Fact, FactKind, Said, Same, When, Who
+from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Said, Same, When, Who
+from allranks.facts.rules import DAY_S
 from allranks.model.finding import Confidence
 
 EXACT_S = 2.0
@@ -34,7 +35,7 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     """Return the facts, those about one end of one process as one."""
     others: list[Fact] = []
     by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
-    for fact in facts:
+    for fact in _tell_strangers(list(facts)):
         if fact.kind in _ENDS and fact.said is not Said.INFERRED and fact.places:
             by_line[fact.attempt, fact.places[0].source, fact.places[0].line].append(fact)
         else:
@@ -46,6 +47,27 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in (*others, *ends))
     united = [_unite_told(same, has_failed=has_failed) for same in by_process.values()]
     return _give_names([*others, *united])
+
+
+def _tell_strangers(facts: Sequence[Fact]) -> Iterator[Fact]:
+    """Yield the facts; of whom a kernel tells what is not possible is no rank: its pid was used again.
+
+    It cannot have happened days before or after all that others tell, nor has the kernel killed who ended with an exit
+    code.
+    """
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for fact in facts:
+        if fact.said is not Said.KERNEL:
+            times[fact.when.clock] += filter(None, (fact.when.earliest_s, fact.when.latest_s))
+    spans = {clock: When(min(known), max(known), clock) for clock, known in times.items() if known}
+    exited = {fact.who for fact in facts if fact.said is Said.LAUNCHER and fact.code is not None}
+    for fact in facts:
+        span = spans.get(fact.when.clock, NEVER_SAID)
+        is_days_off = max(fact.when.after_s(span), span.after_s(fact.when)) > DAY_S
+        is_stranger = is_days_off or (fact.kind is FactKind.ENDED and fact.who in exited)
+        if fact.said is Said.KERNEL and fact.who.pid is not None and is_stranger:
+            fact = replace(fact, who=Who(node=fact.who.node, pid=fact.who.pid))  # noqa: PLW2901
+        yield fact
 
 
 def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:
