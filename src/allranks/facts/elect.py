@@ -15,7 +15,7 @@ from signal import SIGABRT
 from msgspec.structs import replace
 
 from allranks.facts.fact import FactKind, Said, Same, Who
-from allranks.facts.item import FEW, Item, Sort, directness, is_outside
+from allranks.facts.item import FEW, GENERIC, Item, Sort, directness, is_outside
 from allranks.facts.rules import is_soon, sooner
 from allranks.facts.story import CauseEdge, Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
@@ -88,27 +88,25 @@ def _is_strong(item: Item, finished: Sequence[Item]) -> bool:
 
 
 def _without_strangers(strong: list[Item]) -> list[Item]:
-    """Return the candidates without ends, faults and orders that nothing ties to the job, if a rank failed by itself.
+    """Return the candidates without ends and faults that nothing ties to the job, if a rank failed by itself.
 
     An exception of its own that nobody caught is no consequence of them; what follows from the end of a data loader
-    says so. If one came before it, it is likely at most.
+    says so. If one came before it, it is likely at most. A scheduler's unsure word is worth no more than it.
     """
     own = [item for item in strong if item.sort is Sort.BREAK and item.kind is not FactKind.SCHEDULER_END]
     own = [item for item in own if item.fact.confidence is Confidence.CERTAIN and not is_outside(item)]
-    strangers = [item for item in strong if (item.kind in _STRANGE and _is_apart(item)) or _is_unsure_order(item)]
+    strangers = [item for item in strong if item.kind in _STRANGE and _is_apart(item)]
     # A fault that stands in the log of who failed may be why.
     files = {item.place.source for item in own if item.fact.said is Said.SELF} - {""}
-    strangers = [item for item in strangers if item.kind is not FactKind.DEVICE_FAULT or item.place.source not in files]
+    strangers = [item for item in strangers if item.kind is FactKind.ENDED or item.place.source not in files]
     for item in (item for item in own if item.kind is FactKind.RAISED):
         recent = [stranger for stranger in strangers if is_soon(stranger, item) is not False]
-        near = [it for it in recent if _is_unsure_order(it) or it.who.compare_machines(item.who) is Same.YES]
+        near = [stranger for stranger in recent if stranger.who.compare_machines(item.who) is Same.YES]
         item.is_doubted |= any(sooner(it, item) or (it in near and not sooner(item, it)) for it in recent)
+    for item in strong if own else ():
+        if item.kind is FactKind.SCHEDULER_END and item.strength > 0 and not item.fact.is_of_job:
+            item.strength = max(item.strength, GENERIC)
     return [item for item in strong if item not in strangers] if own else strong
-
-
-def _is_unsure_order(item: Item) -> bool:
-    """Whether it may be another job, or pod, that the scheduler ended."""
-    return item.kind is FactKind.SCHEDULER_END and item.strength > 0
 
 
 def _elect(chosen: Sequence[Item], items: Sequence[Item], world: int | None) -> list[Root]:

@@ -45,7 +45,8 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     for fact in ends:
         by_process[_key(fact)].append(fact)
     has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in (*others, *ends))
-    united = [_unite_told(same, has_failed=has_failed) for same in by_process.values()]
+    runs = (run for same in by_process.values() for run in _split_runs(same))
+    united = [_unite_told(same, has_failed=has_failed) for same in runs]
     return _give_names([*others, *united])
 
 
@@ -66,8 +67,21 @@ def _tell_strangers(facts: Sequence[Fact]) -> Iterator[Fact]:
         is_days_off = max(fact.when.after_s(span), span.after_s(fact.when)) > DAY_S
         is_stranger = is_days_off or (fact.kind is FactKind.ENDED and fact.who in exited)
         if fact.said is Said.KERNEL and fact.who.pid is not None and is_stranger:
-            fact = replace(fact, who=Who(node=fact.who.node, pid=fact.who.pid))  # noqa: PLW2901
+            fact = replace(fact, who=Who(node=fact.who.node, pid=fact.who.pid))
         yield fact
+
+
+def _split_runs(ends: Sequence[Fact]) -> list[list[Fact]]:
+    """Return the ends of one process together; those of a rank days apart are of several runs."""
+    runs: list[list[Fact]] = []
+    for end in ends:
+        for run in runs:
+            if all(max(end.when.after_s(other.when), other.when.after_s(end.when)) <= DAY_S for other in run):
+                run.append(end)
+                break
+        else:
+            runs.append([end])
+    return runs
 
 
 def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:
