@@ -13,7 +13,7 @@ MONITOR_S = 5.0
 CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
 DAY_S = 86_400.0
-"""After so long it may be another job's, or another process's of that pid; clocks of other time zones differ by less."""
+"""After so long it may be of another run, or another process of that pid; clocks of other time zones differ by less."""
 LOADER_S = 60.0
 """So soon a rank notices that a process of its data loader is gone: torch looks every 5 s."""
 OF_AN_EXCEPTION = 1
