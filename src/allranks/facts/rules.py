@@ -42,6 +42,12 @@ def _is_one_file(reason: Item, effect: Item) -> bool:
     return reason.place.source == effect.place.source and min(reason.place.line, effect.place.line) > 0
 
 
+def is_moments_before(reason: Item, effect: Item) -> bool:
+    """Whether only clocks tell that it was before a time limit or a preemption, by what they may differ: a handler's."""
+    gap_s = effect.when.after_s(reason.when)
+    return effect.strength == 0 and not _is_one_file(reason, effect) and 0.0 < gap_s <= MONITOR_S
+
+
 def named_before(reason: Item, effect: Item) -> bool:
     """Whether the reason may have come before a loss that names its process or machine.
 

@@ -128,6 +128,8 @@ class _Between:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
                 is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.is_failure_before))
                 item.is_doubted = is_first and own.find(item, rules.not_after) is not None
+                for reason in item.causes:
+                    reason.is_doubted |= rules.is_moments_before(reason, item)
             elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
