@@ -106,6 +106,8 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
     for item in strong if own else ():
         if item.kind is FactKind.SCHEDULER_END and item.strength > 0 and not item.fact.is_of_job:
             item.strength = max(item.strength, GENERIC)
+    if not own and any(item.sort is Sort.ABSENT and item.effects for item in strong):  # the others wait for it
+        return [item for item in strong if item.effects or item not in strangers]
     return [item for item in strong if item not in strangers] if own else strong
 
 

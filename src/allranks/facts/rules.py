@@ -69,6 +69,12 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
     return is_elsewhere and is_line_before and is_near and reason.strength == 0
 
 
+def may_keep_away(reason: Item, effect: Item) -> bool:
+    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine."""
+    is_elsewhere = is_outside(reason) and reason.who.compare_machines(effect.who) is Same.NO
+    return not_later(reason, effect) and not is_elsewhere
+
+
 def is_reason(item: Item) -> bool:
     """Whether it may be why others lost its process, and did not itself follow from a loss."""
     has_suffered = any(cause.sort is not Sort.BREAK for cause in item.causes)
