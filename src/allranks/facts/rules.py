@@ -43,7 +43,7 @@ def _is_one_file(reason: Item, effect: Item) -> bool:
 
 
 def is_moments_before(reason: Item, effect: Item) -> bool:
-    """Whether only clocks tell that it was before a time limit or a preemption, by what they may differ: a handler's."""
+    """Whether only clocks, by as much as they may differ, tell that it was before a time limit or a preemption."""
     gap_s = effect.when.after_s(reason.when)
     return effect.strength == 0 and not _is_one_file(reason, effect) and 0.0 < gap_s <= MONITOR_S
 
