@@ -9,6 +9,7 @@ file, or at an unknown time, only raises doubt.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from signal import SIGABRT
 
 from allranks.facts.fact import FactKind, Said, Who
@@ -24,8 +25,6 @@ _HARD_ENDS = frozenset((FactKind.ENDED, FactKind.SCHEDULER_END, FactKind.NODE_LO
 """No process survives them."""
 _JOB = ("job", None)
 """A name of the whole job, beside those of its processes."""
-_INSIDE = ("anything", None)
-"""Whatever the job itself, or its end, tells."""
 
 
 class _Later:
@@ -34,10 +33,9 @@ class _Later:
     def __init__(self, items: Sequence[Item]) -> None:
         self._times: dict[Hashable, float] = {}
         self._lines: dict[Hashable, int] = {}
+        self._items = items
         self.has_finished = any(item.kind is FactKind.FINISHED for item in items)
         for item in items:
-            if not is_outside(item):
-                self._add(_INSIDE, item)
             if item.kind is FactKind.RECOVERED:
                 self._add((item.process, item.fact.interface), item)
                 self._add((("kernel", Who(node=item.who.node)), item.fact.interface), item)
@@ -59,6 +57,17 @@ class _Later:
         """Whether it certainly lived later than the item."""
         later_s = self._times.get((whose, item.when.clock))
         return later_s is not None and item.when.latest_s is not None and later_s - item.when.latest_s > gap_s
+
+    def is_days_before(self, item: Item) -> bool:
+        """Whether the job itself, or its end, told anything a day later."""
+        last_s = self._last.get(item.when.clock)
+        return last_s is not None and item.when.latest_s is not None and last_s - item.when.latest_s > DAY_S
+
+    @cached_property
+    def _last(self) -> dict[str, float]:
+        """By clock, the last time that the job told."""
+        own = ((item.when.clock, item.when.earliest_s) for item in self._items if not is_outside(item))
+        return dict(sorted((clock, time_s) for clock, time_s in own if time_s is not None))
 
     def is_by_line(self, whose: Hashable, item: Item) -> bool:
         """Whether it lived in a later line of the item's file."""
@@ -94,7 +103,7 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         if is_outside(item) or (item.kind is FactKind.LINK_FAULT and item.who.node):  # clocks of nodes differ
             is_later |= later.is_by_time(("on", item.who.node), item, GOES_ON_S)
             is_later |= later.is_by_time("anybody", item, CLOCKS_S)
-            is_later |= not item.fact.is_of_job and later.is_by_time(_INSIDE, item, DAY_S)
+            is_later |= not item.fact.is_of_job and later.is_days_before(item)
         elif may_be_caught and not is_its_last and item.kind not in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             is_later |= later.is_by_time("anybody", item, GOES_ON_S)
         if is_later:

@@ -56,6 +56,9 @@ def _tell_strangers(facts: Sequence[Fact]) -> Iterator[Fact]:
     It cannot have happened days before or after all that others tell, nor has the kernel killed who ended with an exit
     code.
     """
+    if not any(fact.said is Said.KERNEL and fact.who.pid is not None for fact in facts):
+        yield from facts
+        return
     times: defaultdict[str, list[float]] = defaultdict(list)
     for fact in facts:
         if fact.said is not Said.KERNEL:
