@@ -11,9 +11,10 @@ from pathlib import Path
 
 from allranks.cli.why import make_answer
 from allranks.model.errors import HostlistError
-from allranks.model.finding import Confidence, Finding
+from allranks.model.finding import Finding
 from allranks.model.hostlist import expand_hosts
 from allranks.why.dumps import find_dumps, is_dump, read_dumps
+from allranks.why.findings import count_first
 from allranks.why.logs.collect import collect
 from allranks.why.logs.log_events import Pattern
 from allranks.why.logs.match import Matcher
@@ -32,9 +33,8 @@ class Told:
 
     @property
     def printed(self) -> tuple[Finding, ...]:
-        """What `why` prints without `--all`: the first finding, two if that is undecided."""
-        is_open = bool(self.all) and self.all[0].confidence is Confidence.UNDECIDED
-        return self.all[: 2 if is_open else 1]
+        """What `why` prints without `--all`."""
+        return self.all[: count_first(self.all)]
 
     @property
     def cause(self) -> str | None:

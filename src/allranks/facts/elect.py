@@ -15,7 +15,7 @@ from signal import SIGABRT
 from msgspec.structs import replace
 
 from allranks.facts.fact import FactKind, Said, Same, Who
-from allranks.facts.item import FEW, Item, Sort, directness, is_outside
+from allranks.facts.item import FEW, GENERIC, Item, Sort, directness, is_outside
 from allranks.facts.rules import is_soon, sooner
 from allranks.facts.story import CauseEdge, Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
@@ -26,6 +26,8 @@ DEPTH = 3
 AT_ONCE_S = 10.0
 """Seconds in which all ranks come to the same line."""
 _STRANGE = frozenset((FactKind.ENDED, FactKind.DEVICE_FAULT))
+_TOLD_THERE = frozenset((FactKind.ENDED, FactKind.RAISED))
+"""srun tells them in the job's own file."""
 _LESS = {Confidence.CERTAIN: Confidence.LIKELY, Confidence.LIKELY: Confidence.UNDECIDED}
 
 
@@ -89,7 +91,7 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
     """Return the candidates without ends and faults that nothing ties to the job, if a rank failed by itself.
 
     An exception of its own that nobody caught is no consequence of them; what follows from the end of a data loader
-    says so. If one came before it, it is likely at most.
+    says so. If one came before it, it is likely at most. A scheduler's unsure word is worth no more than it.
     """
     own = [item for item in strong if item.sort is Sort.BREAK and item.kind is not FactKind.SCHEDULER_END]
     own = [item for item in own if item.fact.confidence is Confidence.CERTAIN and not is_outside(item)]
@@ -101,6 +103,11 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
         recent = [stranger for stranger in strangers if is_soon(stranger, item) is not False]
         near = [stranger for stranger in recent if stranger.who.compare_machines(item.who) is Same.YES]
         item.is_doubted |= any(sooner(it, item) or (it in near and not sooner(item, it)) for it in recent)
+    for item in strong if own else ():
+        if item.kind is FactKind.SCHEDULER_END and item.strength > 0 and not item.fact.is_of_job:
+            item.strength = max(item.strength, GENERIC)
+    if not own and any(item.sort is Sort.ABSENT and item.effects for item in strong):  # the others wait for it
+        return [item for item in strong if item.effects or item not in strangers]
     return [item for item in strong if item not in strangers] if own else strong
 
 
@@ -178,9 +185,9 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         most, blamed = Confidence.LIKELY, ()
     # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
     is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
-    files = {item.place.source for item in items if item.sort is not Sort.PROGRESS and not is_outside(item)}
-    is_told_there = best.kind is FactKind.ENDED or best.place.source in files  # by srun, in the job's own file
-    is_elsewhere = bool(files) and (best.fact.said is Said.KERNEL or not is_told_there)
+    files = {item.place.source for item in items if not is_outside(item)}
+    is_told_there = best.kind in _TOLD_THERE or best.place.source in files
+    is_elsewhere = best.fact.said is Said.KERNEL or not is_told_there
     if best.is_doubted or is_unsure or (is_elsewhere and all(map(_is_apart, like))):
         most = _at_most(Confidence.LIKELY, most)
     return Root(tuple(item.fact for item in like), part, _at_most(most, best.fact.confidence), blamed)

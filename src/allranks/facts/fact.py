@@ -155,7 +155,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_first_observed: bool = False
     """Its launcher says that it saw this one first."""
     is_of_job: bool = False
-    """The kernel says that it was a process of this job: by its cgroup."""
+    """The line names this job: SLURM's by its number, the kernel's by its cgroup."""
     told: str = ""
     """The message for people."""
     ask: str = ""

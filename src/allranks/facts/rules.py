@@ -12,6 +12,8 @@ MONITOR_S = 5.0
 """A launcher may see an end this much later than peers see their lost connections."""
 CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
+DAY_S = 86_400.0
+"""After so long it may be of another run, or another process of that pid; clocks of other time zones differ by less."""
 LOADER_S = 60.0
 """So soon a rank notices that a process of its data loader is gone: torch looks every 5 s."""
 OF_AN_EXCEPTION = 1
@@ -40,6 +42,12 @@ def _is_one_file(reason: Item, effect: Item) -> bool:
     return reason.place.source == effect.place.source and min(reason.place.line, effect.place.line) > 0
 
 
+def is_moments_before(reason: Item, effect: Item) -> bool:
+    """Whether only clocks, by as much as they may differ, tell that it was before a time limit or a preemption."""
+    gap_s = effect.when.after_s(reason.when)
+    return effect.strength == 0 and not _is_one_file(reason, effect) and 0.0 < gap_s <= MONITOR_S
+
+
 def named_before(reason: Item, effect: Item) -> bool:
     """Whether the reason may have come before a loss that names its process or machine.
 
@@ -59,6 +67,12 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
     is_line_before = reason.place.line < effect.place.line or not _is_one_file(reason, effect)
     is_near = reason.when.after_s(effect.when) <= CLOCKS_S
     return is_elsewhere and is_line_before and is_near and reason.strength == 0
+
+
+def may_keep_away(reason: Item, effect: Item) -> bool:
+    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine."""
+    is_elsewhere = is_outside(reason) and reason.who.compare_machines(effect.who) is Same.NO
+    return not_later(reason, effect) and not is_elsewhere
 
 
 def is_reason(item: Item) -> bool:
@@ -166,7 +180,7 @@ def strikes(reason: Item, effect: Item) -> bool:
         return effect.kind is FactKind.ENDED or is_unsure or is_same
     if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
         is_end = effect.fact.signal == SIGABRT or reason.fact.is_fatal or reason.fact.said is Said.INFERRED
-        return effect.sort > Sort.END or is_end
+        return Sort.END < effect.sort < Sort.ORDER or is_end
     return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 

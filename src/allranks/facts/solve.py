@@ -90,7 +90,7 @@ class _Between:
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            self._possibly(item, (broken, not_later))
+            self._possibly(item, (broken, rules.may_keep_away))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
@@ -128,6 +128,8 @@ class _Between:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
                 is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.is_failure_before))
                 item.is_doubted = is_first and own.find(item, rules.not_after) is not None
+                for reason in item.causes:
+                    reason.is_doubted |= rules.is_moments_before(reason, item)
             elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:

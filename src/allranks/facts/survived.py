@@ -9,11 +9,12 @@ file, or at an unknown time, only raises doubt.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from signal import SIGABRT
 
 from allranks.facts.fact import FactKind, Said, Who
 from allranks.facts.item import SUFFERED, Item, Sort, is_outside
-from allranks.facts.rules import CLOCKS_S
+from allranks.facts.rules import CLOCKS_S, DAY_S
 from allranks.model.finding import Confidence
 
 GOES_ON_S = 10.0
@@ -32,6 +33,7 @@ class _Later:
     def __init__(self, items: Sequence[Item]) -> None:
         self._times: dict[Hashable, float] = {}
         self._lines: dict[Hashable, int] = {}
+        self._items = items
         self.has_finished = any(item.kind is FactKind.FINISHED for item in items)
         for item in items:
             if item.kind is FactKind.RECOVERED:
@@ -55,6 +57,17 @@ class _Later:
         """Whether it certainly lived later than the item."""
         later_s = self._times.get((whose, item.when.clock))
         return later_s is not None and item.when.latest_s is not None and later_s - item.when.latest_s > gap_s
+
+    def is_days_before(self, item: Item) -> bool:
+        """Whether the job itself, or its end, told anything a day later."""
+        last_s = self._last.get(item.when.clock)
+        return last_s is not None and item.when.latest_s is not None and last_s - item.when.latest_s > DAY_S
+
+    @cached_property
+    def _last(self) -> dict[str, float]:
+        """By clock, the last time that the job told."""
+        own = ((item.when.clock, item.when.earliest_s) for item in self._items if not is_outside(item))
+        return dict(sorted((clock, time_s) for clock, time_s in own if time_s is not None))
 
     def is_by_line(self, whose: Hashable, item: Item) -> bool:
         """Whether it lived in a later line of the item's file."""
@@ -85,9 +98,12 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         is_later |= not may_be_buffered and any(later.is_by_line(whose, item) for whose in own)
         is_its_last = has_ended and (is_raised or item.sort in SUFFERED)  # whenever the others made a step
         may_be_caught = not item.fact.is_generic and not item.fact.is_fatal
+        if item.kind is FactKind.ENDED:  # of an earlier run
+            is_later |= later.is_by_time("anybody", item, DAY_S)
         if is_outside(item) or (item.kind is FactKind.LINK_FAULT and item.who.node):  # clocks of nodes differ
             is_later |= later.is_by_time(("on", item.who.node), item, GOES_ON_S)
             is_later |= later.is_by_time("anybody", item, CLOCKS_S)
+            is_later |= not item.fact.is_of_job and later.is_days_before(item)
         elif may_be_caught and not is_its_last and item.kind not in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             is_later |= later.is_by_time("anybody", item, GOES_ON_S)
         if is_later:

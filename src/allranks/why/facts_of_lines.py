@@ -25,7 +25,7 @@ from allranks.model.finding import Confidence
 from allranks.why.attempts import Attempts
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.other_jobs import find_own_kills, find_unowned
+from allranks.why.other_jobs import find_own_words, find_unowned
 from allranks.why.people import People, named, own_rank, peer_of
 from allranks.why.times import Times
 
@@ -61,7 +61,7 @@ class FactReader:
         self.times = Times(logs)
         self._exceptions = {event.line.at for event in logs.of("exception")}
         self._unowned = find_unowned(logs)
-        self._own_kills = find_own_kills(logs)
+        self._own_words = find_own_words(logs)
         frames = [event for event in logs.of("frame") if _OF_AGENTS in event.values["file"]]
         self.agents_meet = {frame.line.source.shown for frame in frames}
         """Files in which the store's clients are torchrun's agents, one a node."""
@@ -206,7 +206,7 @@ class FactReader:
             "told": event.line.text.strip()[:300] if is_own_word else tell(event.cause, event.values),
             "things": things,
             "interface": event.values.get("interface"),
-            "is_of_job": event.line.at in self._own_kills,
+            "is_of_job": event.line.at in self._own_words,
             "is_fatal": kind in _FATAL and not goes_on and is_raised,
         }
         if kind in _SUFFERED:  # whom it names is whom its writer lost

@@ -71,7 +71,8 @@ def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
     for fact in facts:
         machine = fact.who.compare_machines(effect.who)
         is_seat = fact.who.local_rank is not None and fact.who.local_rank == effect.who.local_rank
-        if fact.who and machine is not Same.YES and not (is_seat and machine is Same.UNKNOWN):
+        is_there = machine is Same.YES or (is_seat and machine is Same.UNKNOWN)
+        if fact.who and (not is_there or fact.who.compare(effect.who) is Same.NO):
             return False
     return True
 

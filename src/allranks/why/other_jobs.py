@@ -64,10 +64,10 @@ def find_unowned(logs: Logs) -> frozenset[tuple[str, int]]:
     )
 
 
-def find_own_kills(logs: Logs) -> frozenset[tuple[str, int]]:
-    """Return the kernel's lines about kills in the own job's cgroup."""
-    told = list(logs.of(_OF_CGROUP))
-    own = find_own_jobs(logs) if told else ()
+def find_own_words(logs: Logs) -> frozenset[tuple[str, int]]:
+    """Return the lines that name the own job: SLURM's by its number, the kernel's about kills by their cgroup."""
+    told = list(logs.of(_OF_JOB, _OF_CGROUP, _OWN_JOB))
+    own = find_own_jobs(logs) if told else ()  # looks at the names of all files
     return _with_reports(logs, frozenset(event.line.at for event in told if event.values["job"] in own))
 
 

@@ -10,16 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from operator import or_
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL
 
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Said, Same, When, Who
+from allranks.facts.rules import DAY_S
 from allranks.model.finding import Confidence
+from allranks.why.writers import give_writers
 
-_OF_ERRORS = frozenset((1, 2))
-"""Exit codes of Python: 1 after an exception that nobody caught, 2 of argparse."""
 EXACT_S = 2.0
 """A time of a line is at most as wide: a second, and what clocks differ by."""
 _KILLED = re.compile(r"(?:[Kk]ill(?:ed)? process \d+,? \(|task=)([^),]+)")
@@ -36,7 +36,7 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     """Return the facts, those about one end of one process as one."""
     others: list[Fact] = []
     by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
-    for fact in facts:
+    for fact in _tell_strangers(list(facts)):
         if fact.kind in _ENDS and fact.said is not Said.INFERRED and fact.places:
             by_line[fact.attempt, fact.places[0].source, fact.places[0].line].append(fact)
         else:
@@ -46,42 +46,46 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     for fact in ends:
         by_process[_key(fact)].append(fact)
     has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in (*others, *ends))
-    united = [_unite_told(same, has_failed=has_failed) for same in by_process.values()]
-    return _give_names([*_give_writers(others, united), *united])
+    runs = (run for same in by_process.values() for run in _split_runs(same))
+    united = [_unite_told(same, has_failed=has_failed) for same in runs]
+    return _give_names([*give_writers(others, united), *united])
 
 
-def _give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
-    """Say whose exceptions are in the output of a launcher that tells how its processes ended; equal ones once else."""
-    ended: defaultdict[tuple[int, str], dict[int, Fact]] = defaultdict(dict)
-    for end in sorted(ends, key=lambda end: not end.is_first_observed):
-        if end.who.rank is not None:
-            for place in end.places:
-                ended[end.attempt, place.source][end.who.rank] = end
-    alike: defaultdict[tuple[str, Fact], list[Fact]] = defaultdict(list)
-    for fact in facts:
-        if fact.kind is FactKind.RAISED and fact.places and fact.who.rank is None:
-            alike[fact.place.source, replace(fact, places=(), when=NEVER_SAID)].append(fact)
-        else:
-            yield fact
-    for (source, first), same in alike.items():
-        whos = _find_writers(first.who, len(same), [*ended[first.attempt, source].values()])
-        yield from (
-            (replace(fact, who=who, speaker=who) for fact, who in zip(same, whos, strict=True)) if whos else same[:1]
-        )
+def _tell_strangers(facts: Sequence[Fact]) -> Iterator[Fact]:
+    """Yield the facts; of whom a kernel tells what is not possible is no rank: its pid was used again.
 
-
-def _find_writers(who: Who, num: int, ended: Sequence[Fact]) -> Sequence[Who]:
-    """Return which processes wrote the same exception so many times, each once; none if that is not known.
-
-    The launcher may name its writers by local rank, or not at all. Then they are those that ended by an error, if
-    these are as many, or with them those that it ended meanwhile. A single one may have been caught by anybody.
+    It cannot have happened days before or after all that others tell, nor has the kernel killed who ended with an exit
+    code.
     """
-    near = [end for end in ended if end.who.compare_machines(who) is not Same.NO]
-    of_local_rank = [end.who for end in near if end.who.local_rank == who.local_rank is not None]
-    failed = [end.who for end in near if end.code in _OF_ERRORS]
-    both = [*failed, *(end.who for end in near if end.code is None and end.signal == SIGTERM)]
-    groups = [of_local_rank] if who.is_process else [failed, both] if num > 1 else []
-    return next((whos for whos in groups if len(whos) == num), ())
+    if not any(fact.said is Said.KERNEL and fact.who.pid is not None for fact in facts):
+        yield from facts
+        return
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for fact in facts:
+        if fact.said is not Said.KERNEL:
+            times[fact.when.clock] += filter(None, (fact.when.earliest_s, fact.when.latest_s))
+    spans = {clock: When(min(known), max(known), clock) for clock, known in times.items() if known}
+    exited = {fact.who for fact in facts if fact.said is Said.LAUNCHER and fact.code is not None}
+    for fact in facts:
+        span = spans.get(fact.when.clock, NEVER_SAID)
+        is_days_off = max(fact.when.after_s(span), span.after_s(fact.when)) > DAY_S
+        is_stranger = is_days_off or (fact.kind is FactKind.ENDED and fact.who in exited)
+        if fact.said is Said.KERNEL and fact.who.pid is not None and is_stranger:
+            fact = replace(fact, who=Who(node=fact.who.node, pid=fact.who.pid))
+        yield fact
+
+
+def _split_runs(ends: Sequence[Fact]) -> list[list[Fact]]:
+    """Return the ends of one process together; those of a rank days apart are of several runs."""
+    runs: list[list[Fact]] = []
+    for end in ends:
+        for run in runs:
+            if all(max(end.when.after_s(other.when), other.when.after_s(end.when)) <= DAY_S for other in run):
+                run.append(end)
+                break
+        else:
+            runs.append([end])
+    return runs
 
 
 def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:

@@ -90,7 +90,7 @@ def test_the_line_names_the_node_at_fault(slurm: FakeSlurm, allranks: Allranks, 
     assert allranks("why", "--epilog", "--to", "ends.jsonl", env=NODE).returncode == 0
     (line,) = lines_of(tmp_path / "ends.jsonl")
     assert (line["state"], line["is_failed"]) == ("TIMEOUT", True)
-    assert line["faults"] == [{"cause": "AR105 gpu-hardware", "node": "n3", "confidence": "certain"}]
+    assert line["faults"] == [{"cause": "AR105 gpu-hardware", "node": "n3", "confidence": "likely"}]
 
 
 def test_a_controller_that_is_restarted_is_asked_again(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ _HARMLESS = r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|
 """Lines that say themselves that they are no failure."""
 _UNKNOWN = "these lines report a failure that allranks does not know"
 _ASK_OTHERS = "the lines before these, and the logs of the other ranks"
-_DIALS = r"returned Connection refused, retrying"
+_DIALS = r"Connection refused(?:, retrying|\)\.$)| - retrying \(try="
 """Normal while other ranks start, and overcome then: it counts among the last lines only."""
 LAST_LINES = 5
 _WORDS = (

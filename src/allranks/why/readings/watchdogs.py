@@ -110,7 +110,8 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
         places, when = {rank: place_of(line) for rank, line in lines.items()}, reader.before(lines.values())
-        yield from read_stops(dumps, world=reader.people.size, places=places, when=when, attempt=attempt)
+        for fact in read_stops(dumps, world=reader.people.size, places=places, when=when, attempt=attempt):
+            yield replace(fact, who=reader.people.know(fact.who))
 
 
 def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
