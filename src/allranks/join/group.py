@@ -336,7 +336,7 @@ def _explain(text: str) -> str | None:
 def _refuse_impostor(
     init_method: str | None, world_size: int = -1, rank: int = -1, store: Any = None, *_: Any, **__: Any
 ) -> None:
-    """Refuse a child of a worker that claims another place in the job than the worker has.
+    """Refuse a child of a worker that claims another place in the job than the worker has, and a larger world.
 
     A child that brings a store or an address of its own (an inference engine, a parameter server) makes a group of its
     own; one that goes by the environment, or to the job's own port, means the job. In a world of one nobody else could.
@@ -348,7 +348,14 @@ def _refuse_impostor(
 
     port = re.search(r":(\d+)", (init_method or "").partition("://")[2])
     is_own_address = bool(init_method) and not str(init_method).startswith("env://")
-    if multiprocessing.parent_process() is None or (is_own_address and not (port and _is_our_store(int(port[1])))):
+    if is_own_address and not (port and _is_our_store(int(port[1]))):
+        return
+    if multiprocessing.parent_process() is None:
+        if world_size > own_size:
+            raise RuntimeError(
+                f"allranks: init_process_group has world_size={world_size}, but this job has {own_size} ranks: it would "
+                f"wait for rank {own_size} in vain; remove rank and world_size, or start {world_size} ranks"
+            )
         return
     claimed = (_env_int("RANK") if rank < 0 else rank, _env_int("WORLD_SIZE") if world_size < 0 else world_size)
     if claimed != _started_as:
