@@ -176,6 +176,7 @@ class FactReader:
             confidence = Confidence.LIKELY
         is_start = kind is FactKind.MISSING and Trait.ALL_MEET in event.traits
         ending = read_ending(event.sign, event.values)
+        is_own_error = kind is FactKind.RAISED and Trait.ERROR_OF_SCRIPT in event.traits  # its words are the answer
         about: dict[str, Any] = {
             "said": said,
             "cause": event.cause.name,
@@ -187,7 +188,7 @@ class FactReader:
             "code": ending.code,
             "signal": ending.signal,
             "alternatives": () if event.sign.confidence is Confidence.CERTAIN else event.cause.also,
-            "told": tell(event.cause, event.values),
+            "told": event.line.text.strip() if is_own_error else tell(event.cause, event.values),
             "things": things,
             "interface": event.values.get("interface"),
             "is_of_job": event.line.at in self._own_kills,
