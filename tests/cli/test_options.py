@@ -88,18 +88,18 @@ def test_what_is_no_waiting_time_is_refused(text: str) -> None:
         Duration().convert(text, None, None)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("run", "--max-restarts", "many", "a.py"), "invalid value for '--max-restarts' / '--max_restarts': 'many' is not "
-         "a whole number; see allranks run --help"),
-        (("submit", "--dry-run", "--json", "a.py"), "submit: --dry-run prints the script, and --json what was submitted; "
-         "expected one of them"),
-        (("why", ""), "'': no such file or directory; expected logs, a directory, a pattern, '-' or a job id"),
-        (("why", "--history", "a.py"), "a.py: no line of it is one that `allranks why --epilog --to` writes"),
-    ],
-)  # fmt: skip
-def test_wrong_words_are_one_line(words: tuple[str, ...], said: str, allranks: Allranks, tmp_path: Path) -> None:
+WRONG = {
+    ("run", "--max-restarts", "many", "a.py"): "invalid value for '--max-restarts' / '--max_restarts': 'many' is not a "
+    "whole number; see allranks run --help",
+    ("submit", "--dry-run", "--json", "a.py"): "submit: --dry-run prints the script, and --json what was submitted; "
+    "expected one of them",
+    ("why", ""): "'': no such file or directory; expected logs, a directory, a pattern, '-' or a job id",
+    ("why", "--history", "a.py"): "a.py: no line of it is one that `allranks why --epilog --to` writes",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_words_are_one_line(words: tuple[str, ...], allranks: Allranks, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
     result = allranks(*words)
-    assert (result.returncode, result.stderr) == (2, f"error: {said}\n")
+    assert (result.returncode, result.stderr) == (2, f"error: {WRONG[words]}\n")

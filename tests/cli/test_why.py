@@ -92,7 +92,7 @@ Root Cause (first observed failure):
   rank      : 0 (local_rank: 0)
   exitcode  : 1 (pid: 14050)
 """
-MISTYPED = "Traceback (most recent call last):\n  File \"train.py\", line 1, in <module>\n    import torhc\n"
+MISTYPED = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    import torhc\n'
 EVERYDAY = {
     "ModuleNotFoundError: No module named 'torhc'": 2 * f"{MISTYPED}ModuleNotFoundError: No module named 'torhc'\n"
     + TORCHRUN_OF_TWO,

@@ -93,7 +93,9 @@ def test_an_export_that_cannot_be_says_why(
 
 
 @pytest.mark.parametrize("flag", ["--torch", "--safetensors"])
-def test_an_export_onto_a_full_disk_is_one_line_and_leaves_nothing(checkpoints: Path, tmp_path: Path, flag: str) -> None:
+def test_an_export_onto_a_full_disk_is_one_line_and_leaves_nothing(
+    checkpoints: Path, tmp_path: Path, flag: str
+) -> None:
     result = subprocess.run(
         allranks_command("export", checkpoints / "step_1", flag, "out"),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),

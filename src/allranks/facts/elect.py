@@ -76,7 +76,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
 
 
 def _is_ended(item: Item) -> bool:
-    """Whether a process ended because of another one: with an exit code, it may be the one that raised, if none is named."""
+    """Whether a process ended because of another one; with an exit code, it may be the nameless one that raised."""
     return item.sort is Sort.END and any(cause.who or not item.fact.code for cause in item.causes)
 
 

@@ -353,8 +353,8 @@ def _refuse_impostor(
     if multiprocessing.parent_process() is None:
         if world_size > own_size:
             raise RuntimeError(
-                f"allranks: init_process_group has world_size={world_size}, but this job has {own_size} ranks: it would "
-                f"wait for rank {own_size} in vain; remove rank and world_size, or start {world_size} ranks"
+                f"allranks: init_process_group has world_size={world_size}, but this job has {own_size} ranks: it "
+                f"would wait for rank {own_size} in vain; remove rank and world_size, or start {world_size} ranks"
             )
         return
     claimed = (_env_int("RANK") if rank < 0 else rank, _env_int("WORLD_SIZE") if world_size < 0 else world_size)
