@@ -118,11 +118,6 @@ def note_place() -> None:
     _started_as = (_env_int("RANK"), _env_int("WORLD_SIZE"))
 
 
-def missing_ranks(is_here: Callable[[int], bool], world_size: int) -> list[int]:
-    """Return the ranks that have not arrived."""
-    return [rank for rank in range(world_size) if not is_here(rank)]
-
-
 def name_ranks(ranks: list[int], members: list[tuple[str, int, int]]) -> str:
     """Name ranks with their nodes: `rank 3 (node03), ranks 5-7 (node05)`.
 
@@ -267,7 +262,7 @@ class _Arrival:
             pause_s = min(2 * pause_s, _POLL_S)
 
     def _missing(self) -> list[int]:
-        return missing_ranks(lambda rank: self._store.check([f"{self._prefix}here/{rank}"]), self._world_size)
+        return [rank for rank in range(self._world_size) if not self._store.check([f"{self._prefix}here/{rank}"])]
 
     def _describe(self, missing: list[int]) -> str:
         here = self._world_size - len(missing)
@@ -352,10 +347,7 @@ def _refuse_impostor(
         return
     if multiprocessing.parent_process() is None:
         if world_size > own_size:
-            raise RuntimeError(
-                f"allranks: init_process_group has world_size={world_size}, but this job has {own_size} ranks: it "
-                f"would wait for rank {own_size} in vain; remove rank and world_size, or start {world_size} ranks"
-            )
+            raise RuntimeError(f"allranks: init_process_group asks for {world_size} ranks, but this job has {own_size}")
         return
     claimed = (_env_int("RANK") if rank < 0 else rank, _env_int("WORLD_SIZE") if world_size < 0 else world_size)
     if claimed != _started_as:
