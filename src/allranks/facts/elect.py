@@ -77,7 +77,8 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
 
 def _is_ended(item: Item) -> bool:
     """Whether a process ended because of another one; with an exit code, it may be the nameless one that raised."""
-    return item.sort is Sort.END and any(cause.who or not item.fact.code for cause in item.causes)
+    may_be_own = bool(item.fact.code) and all(cause.kind is FactKind.RAISED and not cause.who for cause in item.causes)
+    return item.sort is Sort.END and bool(item.causes) and not may_be_own
 
 
 def _is_strong(item: Item, finished: Sequence[Item]) -> bool:
