@@ -229,7 +229,7 @@ def test_the_worst_disk_is_named() -> None:
     outcome = probe_disk_full(
         card(places=(place("TMPDIR", free_bytes=MIB), place("run directory", free_bytes=GIB - 1)))
     )
-    assert shown(find_cause("AR005"), outcome) == "TMPDIR (/scratch) has 1 MiB left"
+    assert shown(find_cause("AR005"), outcome) == "TMPDIR (/scratch) has 1 MiB of the required 64 MiB left"
     outcome = probe_disk_full(card(places=(place("run directory", free_inodes=12),)))
     assert shown(find_cause("AR005"), outcome) == "run directory (/scratch) has 12 free inodes (df -i) left"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Allranks
+from conftest import Allranks, write
 
 pytestmark = pytest.mark.torch
 
@@ -30,3 +30,8 @@ def test_a_directory_that_cannot_be_written_is_refused_with_the_systems_words(al
     assert result.returncode == 1
     assert "x write  No such file or directory (/proc/checkpoints)" in result.stdout.replace("✗", "x")
     assert "/proc/checkpoints: not fit for checkpoints" in result.stdout
+
+
+def test_the_users_files_are_not_imported_in_place_of_torchs(allranks: Allranks, tmp_path: Path) -> None:
+    write(tmp_path / "cuda.py", "raise RuntimeError('torch imports cuda, if there is one')\n")
+    assert allranks("check", "--checkpoints", "new").returncode == 0

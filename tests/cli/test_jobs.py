@@ -218,6 +218,15 @@ def test_logs_show_a_rank_of_the_newest_attempt(slurm: FakeSlurm, allranks: Allr
     assert both == "[node01 r0] hello 0 of attempt 10\n[node02 r1] hello 1 of attempt 10\n"
 
 
+def test_logs_of_a_rank_that_has_printed_nothing_say_so(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path)
+    for path in tmp_path.glob("runs/12/attempt_*/*/rank_1.*"):
+        path.write_text("")
+    result = allranks("logs", "--rank", "1", "12")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr.startswith("allranks: nothing has been printed")
+
+
 def test_logs_of_a_vanished_job_are_found_where_it_was(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
     leave_run_dir(tmp_path)
     (tmp_path / "gloo_12.out").write_text("out\n")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
 
 from allranks.cli.main import VERBS
 from allranks.cli.options import Duration
+from conftest import Allranks
 
 # torchrun's own: accepted by run, and unused.
 OF_TORCHRUN = {"monitor_interval"}
@@ -84,3 +86,20 @@ def test_a_waiting_time_is_seconds_or_has_a_unit(text: str, seconds: float) -> N
 def test_what_is_no_waiting_time_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="expected seconds, or a number with s, m, h or d"):
         Duration().convert(text, None, None)
+
+
+WRONG = {
+    ("run", "--max-restarts", "many", "a.py"): "invalid value for '--max-restarts' / '--max_restarts': 'many' is not a "
+    "whole number; see allranks run --help",
+    ("submit", "--dry-run", "--json", "a.py"): "submit: --dry-run prints the script, and --json what was submitted; "
+    "expected one of them",
+    ("why", ""): "'': no such file or directory; expected logs, a directory, a pattern, '-' or a job id",
+    ("why", "--history", "a.py"): "a.py: no line of it is one that `allranks why --epilog --to` writes",
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_wrong_words_are_one_line(words: tuple[str, ...], allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("print(1)\n")
+    result = allranks(*words)
+    assert (result.returncode, result.stderr) == (2, f"error: {WRONG[words]}\n")

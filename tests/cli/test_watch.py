@@ -231,7 +231,7 @@ def probes_of(job: str) -> list[Path]:
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (path / "cmdline").read_bytes().split(b"\0")
-            found += [path] if b"--probe" in words and job.encode() in words and b"allranks" in words[:3] else []
+            found += [path] if b"--probe" in words and job.encode() in words and b"allranks" in words[:4] else []
     return found
 
 

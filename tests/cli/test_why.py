@@ -79,6 +79,51 @@ def test_the_culprit_is_named_with_evidence_fix_and_victims(allranks: Allranks, 
     assert "AR490" not in result.stdout
 
 
+TORCHRUN_OF_TWO = """failed (exitcode: 1) local_rank: 0 (pid: 14050) of binary: /usr/bin/python
+train.py FAILED
+Failures:
+[1]:
+  host      : node01
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 14051)
+Root Cause (first observed failure):
+[0]:
+  host      : node01
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 14050)
+"""
+MISTYPED = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    import torhc\n'
+EVERYDAY = {
+    "ModuleNotFoundError: No module named 'torhc'": 2 * f"{MISTYPED}ModuleNotFoundError: No module named 'torhc'\n"
+    + TORCHRUN_OF_TWO,
+    "error: execve(): alranks: No such file or directory": "srun: error: node02: task 0: Exited with exit code 2\n"
+    "slurmstepd-node02: error: execve(): alranks: No such file or directory\n"
+    "slurmstepd-node03: error: execve(): alranks: No such file or directory\n"
+    "srun: error: node03: task 1: Exited with exit code 2\n",
+    "slurm_script: line 5: torchrun: command not found": "slurm_script: line 5: torchrun: command not found\n",
+}
+"""What the line below the first is, and the log: all ranks failed alike, so that none waited for another."""
+
+
+@pytest.mark.parametrize("said", EVERYDAY)
+def test_what_stops_a_job_at_its_first_line_is_told_in_its_own_words(
+    said: str, allranks: Allranks, tmp_path: Path
+) -> None:
+    (tmp_path / "job.out").write_text(EVERYDAY[said])
+    result = allranks("why", "job.out", env=UTF8)
+    assert result.stdout.startswith("\u2717 AR590 user-code-error"), result.stdout
+    assert result.stdout.splitlines()[1] == f"  {said}"
+    assert ("waited for it" in result.stdout, result.returncode) == (False, 1)
+
+
+def test_a_run_that_has_no_output_yet_is_no_usage_error(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "runs/977/attempt_0/node01").mkdir(parents=True)
+    (tmp_path / "runs/977/attempt_0/node01/env.json").write_text("{}")
+    result = allranks("why", "runs/977", env=UTF8)
+    said = "no known cause; there is no output of any rank: none was started, or the disk was full\n"
+    assert (result.returncode, result.stdout) == (3, said)
+
+
 def test_all_shows_the_others_too(allranks: Allranks, logs: Path) -> None:
     result = allranks("why", "--all", "logs", env=UTF8)
     heads = [line[:7] for line in result.stdout.splitlines() if line[:1] in "\u2717\u26a0" and line]

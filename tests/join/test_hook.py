@@ -337,13 +337,21 @@ def test_a_group_can_be_made_again_by_name_default_and_address(allranks: Allrank
     assert result.stderr.count("ranks are up") == 1
 
 
+REFUSED = {
+    "dist.init_process_group('nccl')": "asks for nccl, but node07 has no GPU; use gloo",
+    "dist.init_process_group('gloo', rank=int(os.environ['RANK']), world_size=4)": "asks for 4 ranks, but this "
+    "job has 2",
+}
+
+
 @pytest.mark.torch
-def test_nccl_without_a_gpu_is_refused_with_the_nodes_name(allranks: Allranks, tmp_path: Path):
-    write(tmp_path / "train.py", "import torch.distributed as dist\ndist.init_process_group('nccl')\n")
+@pytest.mark.parametrize("call", REFUSED)
+def test_a_group_that_cannot_form_is_refused_at_once(call: str, allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", f"import os, torch.distributed as dist\n{call}\n")
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE | {"CUDA_VISIBLE_DEVICES": ""})
     assert result.returncode == 1
     _, message = only_message(tmp_path)
-    said = "RuntimeError: allranks: init_process_group asks for nccl, but node07 has no GPU; use gloo"
+    said = f"RuntimeError: allranks: init_process_group {REFUSED[call]}"
     assert message.startswith(said)
     assert f"\n  {said}" in result.stderr
 

@@ -200,6 +200,12 @@ def test_a_problem_stops_the_job_with_its_own_exit_code():
     assert judgement.exit_code == 2
 
 
+def test_what_the_agents_of_several_nodes_say_alike_is_one_finding():
+    judgement = judged(3, cards={index: problem(index) for index in range(3)})
+    assert brief(judgement) == [("AR512", "node[01-03]", "fail", "certain")]
+    assert (judgement.findings[0].waiting, judgement.exit_code) == (None, 2)
+
+
 @pytest.mark.parametrize("exit_code", [0, -1, 256, 1 << 40])
 def test_an_absurd_exit_code_is_78(exit_code):
     assert judged(3, cards={2: problem(2, problem_exit=exit_code)}).exit_code == 78

@@ -52,6 +52,15 @@ def test_goodput_has_the_three_largest_losses_and_to_whom_they_are_owed():
     ]
 
 
+def test_steps_that_no_checkpoint_has_are_told_at_the_end():
+    late = msgspec.structs.replace(STATUS, checkpoint=9_970, is_step_of_session=True)
+    assert describe_account(late)[1].startswith("12 checkpoints, the last one at step 9,970, 30 steps before the end;")
+    none = msgspec.structs.replace(LEDGER, num_checkpoints=0)
+    assert describe_account(msgspec.structs.replace(late, step=40, checkpoint=None, ledger=none))[1:] == [
+        "the last 40 steps are in no checkpoint"
+    ]
+
+
 def test_a_start_that_waits_for_one_rank_names_it_and_how_much_that_is():
     late = LostTime(category=Category.START, rank_s=26_000.0, ranks=(2,), nodes=("node02",), waited_s=19_000.0)
     assert describe_losses(msgspec.structs.replace(LEDGER, losses=(late,))) == [

@@ -85,6 +85,10 @@ LINES = {
         replace(HANGS, stuck=None, num_up=0, rows=(RankRow(ranks=(0,), num_ranks=8, state="start"),)),
         "▸ 0:21:40 · 8 ranks · starting",
     ),
+    "ranks that make no step of an optimizer, perhaps for hours": (
+        replace(HANGS, stuck=None, rows=(RankRow(ranks=(0,), num_ranks=8, state="start"),)),
+        "▸ 0:21:40 · 8/8 ranks · no step yet",
+    ),
     "some ranks are not up": (
         replace(HANGS, stuck=None, num_up=7, step=3),
         "▸ 0:21:40 · 7/8 ranks · step 3",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
+import subprocess
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -15,7 +18,7 @@ import allranks
 from allranks.model.errors import UsageError
 from allranks.state.saved.checkpoint import Checkpointer, CheckpointError
 from allranks.state.saved.manifest import part_name
-from conftest import Allranks, write
+from conftest import Allranks, allranks_command, write
 
 pytestmark = pytest.mark.torch
 
@@ -87,6 +90,20 @@ def test_an_export_that_cannot_be_says_why(
 ) -> None:
     result = allranks("export", checkpoints / "step_1", *flags)
     assert (result.returncode, why in result.stderr) == (code, True), result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--torch", "--safetensors"])
+def test_an_export_onto_a_full_disk_is_one_line_and_leaves_nothing(
+    checkpoints: Path, tmp_path: Path, flag: str
+) -> None:
+    result = subprocess.run(
+        allranks_command("export", checkpoints / "step_1", flag, "out"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # a cut file of it would be read later
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (2, "error: export: out: File too large\n")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_export_without_safetensors_says_what_to_install(

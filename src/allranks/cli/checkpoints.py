@@ -45,7 +45,7 @@ def check_checkpoints(directory: Path, *, as_json: bool) -> int:
 
 def _try(directory: Path) -> tuple[list[dict[str, Any]], str]:
     """Return the steps that ran, and why there is no result, if so."""
-    command = [sys.executable, "-m", "allranks.state.saved.dry_run", str(directory.absolute())]
+    command = [sys.executable, "-P", "-m", "allranks.state.saved.dry_run", str(directory.absolute())]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:

@@ -164,6 +164,8 @@ def submit(dry_run: bool, is_waiting: bool, is_followed: bool, as_json: bool, **
 
     if is_followed and as_json:
         raise UsageError("submit: --follow prints the job's output, and --json prints no other; expected one of them")
+    if dry_run and as_json:
+        raise UsageError("submit: --dry-run prints the script, and --json what was submitted; expected one of them")
     text, options, names = _render(flags)
     _check_there(flags, options)
     said = [field.name for field in fields(SbatchOptions) if _is_said(field.name)]

@@ -243,7 +243,7 @@ def _message_of(exc: click.UsageError) -> str:
     options = [name for parameter in exc.ctx.command.params for name in parameter.opts] if exc.ctx else []
     if isinstance(exc, click.MissingParameter) and flag in options and word.endswith(".py"):
         return f"{exc.format_message().rstrip('.')}: {flag} took {word!r} as its value"
-    return exc.format_message()
+    return exc.format_message().replace("is not a valid integer range", "is not a whole number")
 
 
 def _one_line(text: str) -> str:

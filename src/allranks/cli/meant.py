@@ -72,8 +72,8 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
         try:
             found = find_sources(targets)
         except UsageError:
-            if find_recordings(targets, ()):  # dumps alone are something to read, too
-                return ()
+            if find_recordings(targets, ()) or (len(targets) == 1 and is_run(Path(targets[0]))):
+                return ()  # dumps alone are something to read, too; a run may end before its ranks are started
             raise
         if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
             return tuple(msgspec.structs.replace(source, shown=str(Path(targets[0], source.shown))) for source in found)

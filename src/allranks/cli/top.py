@@ -78,7 +78,7 @@ def _watch(run: Run, log_dir: Path) -> None:
     def run_verb(words: Sequence[str]) -> str:
         """Return what a verb of allranks prints about this job."""
         verb, *flags = words
-        command = [sys.executable, "-m", "allranks", verb, "--log-dir", str(log_dir), *flags, run.id]
+        command = [sys.executable, "-P", "-m", "allranks", verb, "--log-dir", str(log_dir), *flags, run.id]
         return run_command(command)
 
     style = Style.of(sys.stdout)
@@ -97,7 +97,7 @@ def run_command(command: Sequence[str]) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"{' '.join(command[2:])}: no answer in {VERB_S:.0f} s"
+        return f"{' '.join(command[3:])}: no answer in {VERB_S:.0f} s"
     return done.stdout.decode(errors="replace")
 
 

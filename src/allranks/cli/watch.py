@@ -200,7 +200,7 @@ def _show_screen(heard: HeardJob, watched: Watched) -> bool:
     def run_verb(words: Sequence[str]) -> str:
         if words[0] != "stack":
             return "the logs are where the job's launcher writes them; allranks logs reads those of allranks run"
-        return run_command([sys.executable, "-m", "allranks", "stack", *watched.stack])
+        return run_command([sys.executable, "-P", "-m", "allranks", "stack", *watched.stack])
 
     def look() -> TopView | None:
         with lock:

@@ -53,6 +53,7 @@ WITHOUT_HYPERSCAN = (
     "hyperscan is not installed, so reading large logs takes many times as long; the findings are the same. "
     "To install it: pip install hyperscan"
 )
+NO_LOGS = "there is no output of any rank: none was started, or the disk was full"
 _NOT_UNFINISHED = Unfinished()
 _GC_THRESHOLDS = (1_000_000, 50, 50)
 """What is read is kept, and forms no cycles: garbage collection at its usual rate takes 10 % of the time."""
@@ -307,7 +308,7 @@ def make_answer(
         is_quiet = bool(findings) and running is None  # neither failure nor progress: the last lines may tell
         findings = findings[:1] if is_quiet else []
         clause, lines = last_words(logs)
-        last = (clause, *map(tell_line, lines)) if lines else ("these logs are empty",)
+        last = (clause, *map(tell_line, lines)) if lines else ("these logs are empty" if logs.tails else NO_LOGS,)
     count = len(findings) if is_all else count_first(findings)
     return Answer(
         logs=logs,

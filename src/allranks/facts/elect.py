@@ -66,7 +66,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     warnings = sorted([*(item for item in rest if item not in also), *survived], key=directness)
     roots = (*first, *_fold(also, RootPart.ALSO), *_fold(warnings, RootPart.WARNING))
     broken = {who.rank for root in roots if root.part is not RootPart.WARNING for who in root.blamed}
-    victims = {item.who.rank for item in suffered if item.sort >= Sort.LOSS or (item.sort is Sort.END and item.causes)}
+    victims = {item.who.rank for item in suffered if item.sort >= Sort.LOSS or _is_ended(item)}
     hangs = all(item.sort in {Sort.ABSENT, Sort.HINT, Sort.WAIT} for item in suffered)
     return Story(
         StoryEnd.HANGS if hangs else StoryEnd.FAILED,
@@ -75,6 +75,12 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
         tuple(sorted(rank for rank in victims - broken if rank is not None)),
         attempt,
     )
+
+
+def _is_ended(item: Item) -> bool:
+    """Whether a process ended because of another one; with an exit code, it may be the nameless one that raised."""
+    may_be_own = bool(item.fact.code) and all(cause.kind is FactKind.RAISED and not cause.who for cause in item.causes)
+    return item.sort is Sort.END and bool(item.causes) and not may_be_own
 
 
 def _is_strong(item: Item, finished: Sequence[Item]) -> bool:

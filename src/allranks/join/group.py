@@ -118,11 +118,6 @@ def note_place() -> None:
     _started_as = (_env_int("RANK"), _env_int("WORLD_SIZE"))
 
 
-def missing_ranks(is_here: Callable[[int], bool], world_size: int) -> list[int]:
-    """Return the ranks that have not arrived."""
-    return [rank for rank in range(world_size) if not is_here(rank)]
-
-
 def name_ranks(ranks: list[int], members: list[tuple[str, int, int]]) -> str:
     """Name ranks with their nodes: `rank 3 (node03), ranks 5-7 (node05)`.
 
@@ -267,7 +262,7 @@ class _Arrival:
             pause_s = min(2 * pause_s, _POLL_S)
 
     def _missing(self) -> list[int]:
-        return missing_ranks(lambda rank: self._store.check([f"{self._prefix}here/{rank}"]), self._world_size)
+        return [rank for rank in range(self._world_size) if not self._store.check([f"{self._prefix}here/{rank}"])]
 
     def _describe(self, missing: list[int]) -> str:
         here = self._world_size - len(missing)
@@ -336,7 +331,7 @@ def _explain(text: str) -> str | None:
 def _refuse_impostor(
     init_method: str | None, world_size: int = -1, rank: int = -1, store: Any = None, *_: Any, **__: Any
 ) -> None:
-    """Refuse a child of a worker that claims another place in the job than the worker has.
+    """Refuse a child of a worker that claims another place in the job than the worker has, and a larger world.
 
     A child that brings a store or an address of its own (an inference engine, a parameter server) makes a group of its
     own; one that goes by the environment, or to the job's own port, means the job. In a world of one nobody else could.
@@ -348,7 +343,11 @@ def _refuse_impostor(
 
     port = re.search(r":(\d+)", (init_method or "").partition("://")[2])
     is_own_address = bool(init_method) and not str(init_method).startswith("env://")
-    if multiprocessing.parent_process() is None or (is_own_address and not (port and _is_our_store(int(port[1])))):
+    if is_own_address and not (port and _is_our_store(int(port[1]))):
+        return
+    if multiprocessing.parent_process() is None:
+        if world_size > own_size:
+            raise RuntimeError(f"allranks: init_process_group asks for {world_size} ranks, but this job has {own_size}")
         return
     claimed = (_env_int("RANK") if rank < 0 else rank, _env_int("WORLD_SIZE") if world_size < 0 else world_size)
     if claimed != _started_as:

@@ -119,7 +119,7 @@ def measure_script(
     except OSError as exc:
         raise UsageError(f"advise: {log_dir}: {exc.strerror}; --log-dir names another directory") from exc
     out = here / "measured.json"
-    command = [sys.executable, "-m", "allranks", "run", "--log-dir", str(here), "--redirects=3"]
+    command = [sys.executable, "-P", "-m", "allranks", "run", "--log-dir", str(here), "--redirects=3"]
     command += ["--shutdown-timeout=3", *flags]
     command += [str(Path(measure.__file__)), str(out), *words]
     if place is not None:

@@ -94,7 +94,7 @@ def read_machine() -> dict[str, Any]:
     """Return torch, Python and hardware of a process here; torch is imported in a process of its own."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True
+            [sys.executable, "-P", "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True
         )
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except (subprocess.SubprocessError, OSError, ValueError, IndexError) as exc:

@@ -180,7 +180,7 @@ def step_command(num_nodes: int, *options: str, verb: Sequence[str], is_leased: 
     return [
         *("srun", *options, f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"),
         *("--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *limits),
-        *(sys.executable, "-m", "allranks", *verb),
+        *(sys.executable, "-P", "-m", "allranks", *verb),
     ]
 
 

@@ -116,9 +116,7 @@ def judge(
     wanted = [cause for cause in (all_causes() if causes is None else causes) if cause.id not in terms.ignored]
     bench = _Bench({card.host: card.reader for card in cards})
     _judge_presence(seen, terms, names, bench)
-    for card in cards:
-        if card.problem is not None:
-            bench.add_problem(card)
+    bench.add_problems([card for card in cards if card.problem is not None])
     for cause in wanted:
         bench.look_for(cause, checks.get(cause.id, Checks()), cards)
     bench.look_at_pairs(
@@ -140,7 +138,7 @@ def judge(
     ]
     shown = sorted(_without_echoes(found), key=lambda located: _rank(located.finding))[:MAX_FINDINGS]
     ordered = tuple(bench.name_waiting(located) for located in shown)
-    return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
+    return Judgement(ordered, tuple(bench.results), _exit_code(shown, cards))
 
 
 def name_at(names: Sequence[str], index: int) -> str:
@@ -192,20 +190,24 @@ class _Bench:
         readers = (self._readers[name] for name in (*culprits, *self._nodes) if name in self._readers)
         return next(readers, ANYBODY)
 
-    def add_problem(self, card: Card) -> None:
-        """Note what a node's own agent says against it."""
-        finding = card.problem_finding
-        cause = known_cause(finding.cause_id) if finding is not None else None
-        if finding is None or cause is None or cause.is_outcome:
-            what = as_one_line(card.problem or "", at_most=MAX_TEXT)
-            self.add(find_cause("AR512"), (card.host,), failed(what=what))
-            return
-        if Trait.CUTS_ITS_NODE_OFF in cause.traits:
-            self.unreachable.add(card.host)
-        # Whatever its agent thinks of it, the node does not take part: that stops the job.
-        finding = msgspec.structs.replace(finding, cause=cause.label, severity=Severity.FAIL, ranks=(), victims=())
-        finding = msgspec.structs.replace(finding, node=card.host)
-        self.found.append(_Found(_bounded(finding), (card.host,)))
+    def add_problems(self, cards: Sequence[Card]) -> None:
+        """Note what nodes' own agents say against them; the same words of several nodes are one finding."""
+        alike: dict[tuple[str, int], list[str]] = {}
+        for card in cards:
+            finding = card.problem_finding
+            cause = known_cause(finding.cause_id) if finding is not None else None
+            if finding is None or cause is None or cause.is_outcome:
+                what = as_one_line(card.problem or "", at_most=MAX_TEXT)
+                alike.setdefault((what, card.problem_exit), []).append(card.host)
+                continue
+            if Trait.CUTS_ITS_NODE_OFF in cause.traits:
+                self.unreachable.add(card.host)
+            # Whatever its agent thinks of it, the node does not take part: that stops the job.
+            finding = msgspec.structs.replace(finding, cause=cause.label, severity=Severity.FAIL, ranks=(), victims=())
+            finding = msgspec.structs.replace(finding, node=card.host)
+            self.found.append(_Found(_bounded(finding), (card.host,)))
+        for (what, _), hosts in alike.items():
+            self.add(find_cause("AR512"), hosts, failed(what=what))
 
     def name_waiting(self, found: _Found) -> Finding:
         """The finding with who merely waits: only of those that are shown, since it is a list of all nodes."""
@@ -341,14 +343,14 @@ def _rank(finding: Finding) -> tuple[bool, int, str]:
     return (finding.severity is not Severity.FAIL, certainty, finding.cause)
 
 
-def _exit_code(findings: Sequence[Finding], cards: Sequence[Card]) -> int:
-    fails = [finding for finding in findings if finding.severity is Severity.FAIL]
+def _exit_code(found: Sequence[_Found], cards: Sequence[Card]) -> int:
+    fails = [located for located in found if located.finding.severity is Severity.FAIL]
     if not fails:
         return Exit.OK
     problems = {card.host: card.problem_exit for card in cards if card.problem is not None}
-    first = fails[0]
-    if first.node in problems:
-        return problems[first.node]
+    culprits = fails[0].culprits
+    if culprits and problems.keys() >= set(culprits):
+        return problems[culprits[0]]
     # What leaving nodes out cures is worth another try only if that cures everything.
-    codes = {int(find_cause(finding.cause_id).exit_code) for finding in fails}
+    codes = {int(find_cause(located.finding.cause_id).exit_code) for located in fails}
     return int(Exit.NODE_FAULT) if codes == {int(Exit.NODE_FAULT)} else int(Exit.SETUP)

@@ -139,8 +139,10 @@ def _cost_of(restart: RestartCost) -> float:
 
 
 def _describe_checkpoints(ledger: Ledger, status: JobStatus) -> str:
+    lost = (status.step or 0) - (status.checkpoint or 0) if status.is_step_of_session else 0
     if not ledger.num_checkpoints:
-        return ""
+        return f"the last {count_of(lost, 'step')} are in no checkpoint" if lost > 1 else ""
     last = "" if status.checkpoint is None else f", the last one at step {status.checkpoint:,}"
+    last += f", {count_of(lost, 'step')} before the end" if last and lost > 0 else ""
     stall = f"; saving held training up for {describe_time(ledger.save_s)}" if ledger.save_s else ""
     return f"{count_of(ledger.num_checkpoints, 'checkpoint')}{last}{stall}"

@@ -125,7 +125,7 @@ def _describe_work(status: JobStatus, *, has_bar: bool) -> list[_Part]:
         words = "testing the network" if is_roll_call else _PHASES.get(status.phase, one_line(status.phase))
         parts.append(_Part(words, _VITAL))
     elif status.step is None and status.rows and all(row.state == "start" for row in status.rows):
-        parts.append(_Part("starting", 50))
+        parts.append(_Part("starting" if status.num_up < status.num_ranks else "no step yet", 50))
     if (step := describe_step(status)) and not has_bar:
         parts.append(_Part(step, 50))
     if is_running and not has_bar and status.steps_per_s is not None:

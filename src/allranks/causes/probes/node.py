@@ -140,7 +140,7 @@ def probe_disk_full(card: Card) -> Outcome:
             return failed(str(place.problem), place=purpose, path=place.path, free=_free(place))
         values = {"place": purpose, "path": place.path, "free": _free(place)}
         if place.free_bytes < 64 * MIB and purpose != "HOME":
-            return failed(**values)
+            return failed(**(values | {"free": f"{values['free']} of the required 64 MiB"}))
         if place.free_inodes is not None and place.free_inodes < FEW_INODES:
             values["free"] = f"{place.free_inodes} free inodes (df -i)"
             if purpose == "run directory" and place.free_inodes < FILES_OF_NODE + FILES_OF_RANK * card.num_workers:

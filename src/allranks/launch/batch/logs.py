@@ -80,6 +80,8 @@ def show_logs(job: Run | str, *, log_dir: Path, wanted: WantedLines) -> None:
         _print(lines, wanted)
     if not shown:
         raise UsageError(_nothing_to_show(reports, wanted))
+    if not any(path.stat().st_size for path in shown if path.exists()):
+        say("nothing has been printed" if is_over else "nothing has been printed so far")
 
 
 def _follow(files: Sequence[File], wanted: WantedLines, *, for_s: float) -> None:

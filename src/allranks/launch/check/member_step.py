@@ -130,7 +130,10 @@ def run_members(
 
     inbox = SignalInbox()
     if place is None:
-        command = [[sys.executable, "-m", "allranks", "check", "--member"]], {**env, ORDER_VARIABLE: encode(order)}
+        command = (
+            [[sys.executable, "-P", "-m", "allranks", "check", "--member"]],
+            {**env, ORDER_VARIABLE: encode(order)},
+        )
     else:
         command = step_of_members(place, order, env)
     run_steps(

@@ -75,6 +75,10 @@ def export(checkpoint: Path, out: Path, *, part: str, as_safetensors: bool) -> i
         else:
             torch.save(state, draft)
         draft.rename(out)
+    except Exception:
+        with draft.open("ab") as file:  # on a full disk, this has the system's own words
+            file.write(bytes(1 << 20))
+        raise
     finally:
         draft.unlink(missing_ok=True)
     return sum(isinstance(value, torch.Tensor) for value in state.values())

@@ -54,6 +54,8 @@ def gather(paths: Sequence[Path], *, since_s: float) -> JobHistory:
                     told = read_ends(opened)
             except OSError as exc:
                 raise UsageError(f"{file}: {(exc.strerror or str(exc)).lower()}") from exc
+            if told.num_damaged and not told.ends and file == path:
+                raise UsageError(f"{file}: no line of it is one that `allranks why --epilog --to` writes")
             ends += told.ends
             if told.num_damaged:
                 damaged[str(file)] = told.num_damaged

@@ -90,7 +90,7 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
             paths = find_paths(target) if is_pattern else [target]
             if not paths and not glob.has_magic(target):
                 expected = "expected logs, a directory, a pattern, '-' or a job id"
-                raise UsageError(f"{target}: no such file or directory; {expected}")
+                raise UsageError(f"{target or repr(target)}: no such file or directory; {expected}")
             if not paths:
                 raise UsageError(f"{target}: no file matches this pattern")
             show_target = is_pattern or len(targets) > 1
