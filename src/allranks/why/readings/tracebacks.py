@@ -8,7 +8,7 @@ user's code.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -134,19 +134,16 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     own = [one for one in read_tracebacks(reader.logs) if not (one.is_explained or one.is_consequence)]
     own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
     own.sort(key=lambda traceback: (not traceback.kind, traceback.user_frame is None))
-    first: dict[object, Traceback] = {}
-    """By writer."""
-    counts = Counter[object]()
+    by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
+        if by_writer and not traceback.kind:
+            continue
         line, who = traceback.line, reader.speaker_of(traceback.line)
-        if not traceback.kind and first:
+        same = by_writer.setdefault(line.writer, [])
+        if same and (who.is_process or same[0].headline != traceback.headline or len(same) == MAX_RAISED):
             continue
-        known = first.setdefault(line.writer, traceback)
-        if known is not traceback and (who.is_process or known.headline != traceback.headline):
-            continue
-        counts[line.writer] += 1
-        if counts[line.writer] > MAX_RAISED:
-            continue
+        same.append(traceback)
+        known = same[0]
         frame = known.user_frame or (known.frames[-1] if known.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
