@@ -94,7 +94,8 @@ Root Cause (first observed failure):
 """
 MISTYPED = 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n    import torhc\n'
 EVERYDAY = {
-    "ModuleNotFoundError: No module named 'torhc'": 2 * f"{MISTYPED}ModuleNotFoundError: No module named 'torhc'\n"
+    "train.py:1: ModuleNotFoundError: No module named 'torhc'": 2
+    * f"{MISTYPED}ModuleNotFoundError: No module named 'torhc'\n"
     + TORCHRUN_OF_TWO,
     "error: execve(): alranks: No such file or directory": "srun: error: node02: task 0: Exited with exit code 2\n"
     "slurmstepd-node02: error: execve(): alranks: No such file or directory\n"
