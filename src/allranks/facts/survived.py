@@ -59,15 +59,15 @@ class _Later:
         return later_s is not None and item.when.latest_s is not None and later_s - item.when.latest_s > gap_s
 
     def is_days_before(self, item: Item) -> bool:
-        """Whether the job itself, or its end, told anything a day later."""
-        last_s = self._last.get(item.when.clock)
-        return last_s is not None and item.when.latest_s is not None and last_s - item.when.latest_s > DAY_S
+        """Whether all that the job told, or its end, came a day later; a hang may be ended days after its reason."""
+        first_s = self._first.get(item.when.clock)
+        return first_s is not None and item.when.latest_s is not None and first_s - item.when.latest_s > DAY_S
 
     @cached_property
-    def _last(self) -> dict[str, float]:
-        """By clock, the last time that the job told."""
+    def _first(self) -> dict[str, float]:
+        """By clock, the first time that the job told."""
         own = ((item.when.clock, item.when.earliest_s) for item in self._items if not is_outside(item))
-        return dict(sorted((clock, time_s) for clock, time_s in own if time_s is not None))
+        return dict(sorted(((clock, time_s) for clock, time_s in own if time_s is not None), reverse=True))
 
     def is_by_line(self, whose: Hashable, item: Item) -> bool:
         """Whether it lived in a later line of the item's file."""

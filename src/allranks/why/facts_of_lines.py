@@ -28,6 +28,7 @@ from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.other_jobs import find_own_words, find_unowned
 from allranks.why.people import People, named, own_rank, peer_of
 from allranks.why.times import Times
+from allranks.why.writers import find_uncaught
 
 _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 """An error whose own line says that its process goes on."""
@@ -73,6 +74,15 @@ class FactReader:
         """Return the first lines of torch's reports of errors of NCCL, by their places."""
         lines = (event.line for event in self.logs.events if event.sign)
         return {line.at: line for line in lines if _BEGINS.search(line.text)}
+
+    @cached_property
+    def _uncaught(self) -> set[tuple[object, str]]:
+        """Return the writers and texts of exceptions that nobody caught."""
+        return find_uncaught(self.logs)
+
+    def may_end(self, line: Line) -> bool:
+        """Whether an exception may have ended a process, and was not caught in a function."""
+        return (line.writer, line.text) in self._uncaught
 
     def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:
         """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""
@@ -163,7 +173,8 @@ class FactReader:
     def _may_be_anothers(self, event: LogEvent) -> bool:
         """Whether a line may be another process's: an error that ends one, in a file that does not tell its writers."""
         assert event.sign is not None
-        is_error = event.line.at in self._exceptions or Trait.ERROR_OF_SCRIPT in event.traits
+        is_exception = event.line.at in self._exceptions
+        is_error = self.may_end(event.line) if is_exception else Trait.ERROR_OF_SCRIPT in event.traits
         return event.sign.fact is FactKind.RAISED and is_error and not self.speaker_of(event.line).is_process
 
     def _facts(self, event: LogEvent) -> Iterator[Fact]:

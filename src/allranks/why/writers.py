@@ -12,13 +12,47 @@ from signal import SIGTERM
 from msgspec.structs import replace
 
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Same, Who
+from allranks.model.finding import Confidence
+from allranks.why.logs.log_events import Logs
 
 _OF_ERRORS = frozenset((1, 2))
 """Exit codes of Python: 1 after an exception that nobody caught, 2 of argparse."""
+_LOSSES = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.WAITED))
+_OUTERMOST = frozenset(("<module>", "_bootstrap"))
+"""The function in which a traceback begins that nobody caught: a script's, a process's of multiprocessing."""
+
+
+def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
+    """Return the writers and texts of exceptions that may have ended a process: their traceback begins in a module.
+
+    Python shows a caught one from the function on that caught it, without the script's own frame. Of mixed lines, one
+    of equal tracebacks has that frame; of a chain, the last one. Frames may be missing.
+    """
+    uncaught: set[tuple[object, str]] = set()
+    bare: set[tuple[object, str]] = set()
+    caught: set[tuple[object, str]] = set()
+    functions: defaultdict[object, set[str]] = defaultdict(set)
+    chains: dict[object, list[str]] = {}
+    linked: set[object] = set()
+    for event in logs.of("frame", "exception", "chained"):
+        writer = event.line.writer
+        if event.kind == "frame":
+            functions[writer].add(event.values.get("function") or "<module>")
+        elif event.kind == "chained":
+            linked.add(writer)
+        else:
+            chains[writer] = [*(chains.get(writer, []) if writer in linked else []), event.line.text]
+            linked.discard(writer)
+            shown = functions.pop(writer, None)
+            found = bare if shown is None else caught if shown.isdisjoint(_OUTERMOST) else uncaught
+            found.update((writer, text) for text in chains[writer])
+    return uncaught | (bare - caught)
 
 
 def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
     """Return the facts; exceptions of writers without a rank have one, if it is known, else equal ones are one.
+
+    A process writes one at most that nobody caught, as its last word: who wrote an error below lived on.
 
     Args:
         facts: all but the ends.
@@ -30,15 +64,26 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
             for place in end.places:
                 ended[end.attempt, place.source][end.who.rank] = end
     alike: defaultdict[tuple[str, Fact], list[Fact]] = defaultdict(list)
+    others: defaultdict[tuple[int, str], list[Fact]] = defaultdict(list)
     for fact in facts:
         if fact.kind is FactKind.RAISED and fact.places and fact.who.rank is None:
             alike[fact.place.source, replace(fact, places=(), when=NEVER_SAID)].append(fact)
         else:
+            others[fact.attempt, fact.place.source].append(fact)
             yield fact
     for (source, first), same in alike.items():
-        whos = _find_writers(first.who, len(same), [*ended[first.attempt, source].values()])
+        below = [fact for fact in others[first.attempt, source] if fact.place.line > same[-1].place.line]
+        living = {fact.who.rank for fact in below if fact.kind is FactKind.RAISED or fact.kind in _LOSSES}
+        near = [end for end in ended[first.attempt, source].values() if end.who.rank not in living]
+        has_lost = any(fact.kind in _LOSSES and fact.who.rank is None for fact in below)
+        whos = _find_writers(first.who, len(same), near) if len(same) + has_lost <= len(near) else ()
+        # It may have gone on, or what it had buffered stands below.
+        most = Confidence.LIKELY if any(fact.kind is FactKind.STEP for fact in below) else Confidence.CERTAIN
+        confidence = max(most, first.confidence, key=lambda sureness: sureness.doubt)
         yield from (
-            (replace(fact, who=who, speaker=who) for fact, who in zip(same, whos, strict=True)) if whos else same[:1]
+            (replace(fact, who=who, speaker=who, confidence=confidence) for fact, who in zip(same, whos, strict=True))
+            if whos
+            else same[:1]
         )
 
 

@@ -127,27 +127,38 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
 def list_raised(reader: FactReader) -> Iterator[Fact]:
     """Return the exceptions of the user's code: the first one of each process.
 
-    Exceptions with a frame in the user's files come first: a logger may print a library's. One without its message
-    says nothing. Several processes may have written the same one into a file that does not tell who wrote what, with
-    the lines of their frames mixed.
+    Exceptions that nobody caught come first, then those with a frame in the user's files: a logger may print others. A
+    script may go on without a module. One without its message says nothing. Several processes may have written the same
+    one into a file that does not tell who wrote what, with the lines of their frames mixed. Who raised another one
+    below had caught it.
     """
-    own = [one for one in read_tracebacks(reader.logs) if not (one.is_explained or one.is_consequence)]
+    tracebacks = read_tracebacks(reader.logs)
+    last = {
+        (one.line.writer, reader.attempt_of(one.line)): one
+        for one in tracebacks
+        if one.frames and reader.may_end(one.line)
+    }
+    own = [one for one in tracebacks if not (one.is_explained or one.is_consequence)]
     own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
-    own.sort(key=lambda traceback: (not traceback.kind, traceback.user_frame is None))
+    own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
         if by_writer and not traceback.kind:
             continue
         line, who = traceback.line, reader.speaker_of(traceback.line)
         same = by_writer.setdefault(line.writer, [])
-        if same and (who.is_process or same[0].headline != traceback.headline or len(same) == MAX_RAISED):
+        is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process and reader.may_end(line)
+        if same and (not is_again or len(same) == MAX_RAISED):
             continue
         same.append(traceback)
         known = same[0]
         frame = known.user_frame or (known.frames[-1] if known.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
-        cause, is_sure = find_cause("user-code-error"), known.user_frame is not None or known.is_known
+        final = last.get((line.writer, reader.attempt_of(line)), traceback)
+        is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
+        is_sure = (known.user_frame is not None or known.is_known) and not is_caught
+        cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
         yield reader.state(
             FactKind.RAISED,
