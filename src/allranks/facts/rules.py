@@ -78,7 +78,7 @@ def may_keep_away(reason: Item, effect: Item) -> bool:
 def is_reason(item: Item) -> bool:
     """Whether it may be why others lost its process, and did not itself follow from a loss."""
     has_suffered = any(cause.sort is not Sort.BREAK for cause in item.causes)
-    return item.sort in {Sort.BREAK, Sort.ABSENT} or (item.sort is Sort.END and not has_suffered)
+    return item.sort is Sort.BREAK or (item.sort in {Sort.END, Sort.ABSENT} and not has_suffered)
 
 
 def may_crash_it(reason: Item, effect: Item) -> bool:
