@@ -24,9 +24,3 @@ def test_the_answer_is_the_one_in_the_table(probe: str, patterns: tuple[Pattern,
 def test_a_crash_that_srun_and_the_kernel_tell_is_told_once(patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
     told = ask([PROBES / "one-crash-told-by-srun-and-the-kernel"], patterns, matcher)
     assert not [note for note in told.printed[0].notes if "also by itself" in note]
-
-
-def test_an_error_of_the_script_is_told_in_its_own_words(patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
-    told = {probe: ask([PROBES / probe], patterns, matcher).printed[0].message for probe in CASES if "alike-" in probe}
-    assert told["alike-wrong-argument"] == "arg.py: error: unrecognized arguments: --local-rank=3"
-    assert told["alike-import-error-of-all"] == "t.py:3: ModuleNotFoundError: No module named 'nonexistent_pkg'"
