@@ -169,7 +169,7 @@ def _find_earliest(items: Sequence[Item]) -> list[Item]:
 
 def _doubt(root: Root, most: Confidence, part: RootPart | None = None) -> Root:
     """Return the root with no more than this confidence."""
-    return replace(root, part=part or root.part, confidence=_at_most(most, root.confidence))
+    return replace(root, part=part or root.part, confidence=root.confidence.at_most(most))
 
 
 def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -> Root:
@@ -195,8 +195,8 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
     is_told_there = best.kind in _TOLD_THERE or best.place.source in files
     is_elsewhere = best.fact.said is Said.KERNEL or not is_told_there
     if best.is_doubted or is_unsure or (is_elsewhere and all(map(_is_apart, like))):
-        most = _at_most(Confidence.LIKELY, most)
-    return Root(tuple(item.fact for item in like), part, _at_most(most, best.fact.confidence), blamed)
+        most = most.at_most(Confidence.LIKELY)
+    return Root(tuple(item.fact for item in like), part, best.fact.confidence.at_most(most), blamed)
 
 
 def _is_apart(item: Item) -> bool:
@@ -204,10 +204,6 @@ def _is_apart(item: Item) -> bool:
     named = [effect for effect in item.effects if effect.causes[item] and not is_outside(effect)]
     own = [effect for effect in named if effect.who.compare(item.who) is not Same.NO]
     return is_outside(item) and not item.fact.is_of_job and not any(is_soon(item, effect) for effect in own)
-
-
-def _at_most(most: Confidence, confidence: Confidence) -> Confidence:
-    return max(most, confidence, key=lambda sureness: sureness.doubt)
 
 
 def _people(items: Iterable[Item]) -> tuple[Who, ...]:
@@ -260,4 +256,4 @@ def _fold(items: Iterable[Item], part: RootPart) -> Iterable[Root]:
     for group in _group(items):
         is_doubted = part is RootPart.ALSO and all(item.is_doubted for item in group)
         most = Confidence.LIKELY if is_doubted else Confidence.CERTAIN
-        yield Root(tuple(item.fact for item in group), part, _at_most(most, group[0].fact.confidence), _people(group))
+        yield Root(tuple(item.fact for item in group), part, group[0].fact.confidence.at_most(most), _people(group))

@@ -49,6 +49,10 @@ class Confidence(StrEnum):
         """How unsure that is: 0 of what is certain."""
         return list(Confidence).index(self)
 
+    def at_most(self, most: Confidence) -> Confidence:
+        """Return this, or `most` if that is less sure."""
+        return max(self, most, key=lambda sureness: sureness.doubt)
+
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was seen, and where."""

@@ -54,7 +54,7 @@ def name_somebody(
     if not culprit:
         culprit = _someone(conclusion, facts, logs, people)
         if (culprit.ranks or culprit.nodes) and any(fact.said is not Said.SELF for fact in facts):
-            confidence = max(confidence, Confidence.LIKELY, key=lambda sureness: sureness.doubt)  # it is a guess
+            confidence = confidence.at_most(Confidence.LIKELY)  # it is a guess
     culprit = _add_place(conclusion, culprit, logs)
     ranks = culprit.ranks if len(culprit.ranks) <= MAX_THINGS and not culprit.nodes else ()
     nodes = [node for rank in ranks if (node := people.know(Who(rank=rank)).node)]

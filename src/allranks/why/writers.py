@@ -79,7 +79,7 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         whos = _find_writers(first.who, len(same), near) if len(same) + has_lost <= len(near) else ()
         # It may have gone on, or what it had buffered stands below.
         most = Confidence.LIKELY if any(fact.kind is FactKind.STEP for fact in below) else Confidence.CERTAIN
-        confidence = max(most, first.confidence, key=lambda sureness: sureness.doubt)
+        confidence = first.confidence.at_most(most)
         yield from (
             (replace(fact, who=who, speaker=who, confidence=confidence) for fact, who in zip(same, whos, strict=True))
             if whos
