@@ -323,7 +323,7 @@ def test_the_step_takes_nothing_from_the_job() -> None:
     assert {"--jobid=4", "--het-group=1", "--overlap", "--nodes=2", "--ntasks=2", "--gres=none", "--mem=0"} <= {
         *command
     }
-    assert command[-5:] == ["-m", "allranks", "stack", "--here", "4"]
+    assert command[-6:] == ["-P", "-m", "allranks", "stack", "--here", "4"]
 
 
 def test_a_source_line_is_shown_without_its_secret() -> None:

@@ -45,7 +45,7 @@ def test_a_job_is_checked_submitted_recorded_and_told(slurm: FakeSlurm, allranks
     assert trial["argv"] == ["--test-only", "--export=ALL"]
     assert real["argv"] == ["--parsable", "--export=ALL"]
     assert trial["stdin"] == real["stdin"] == (tmp_path / "runs/12/submission.sh").read_text()
-    assert "-m allranks run --max-restarts 3 train.py --epochs 3 &\n" in str(real["stdin"])
+    assert "-P -m allranks run --max-restarts 3 train.py --epochs 3 &\n" in str(real["stdin"])
 
 
 def test_files_of_an_older_job_with_the_same_id_are_set_aside(

@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from allranks.cli.options import json_option, note_misplaced
 from allranks.cli.request import REQUEST_FLAGS, make_request, parse_nnodes
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
+from allranks.host.programs import OWN_COMMAND
 from allranks.launch.batch.batch_script import (
     SbatchOptions,
     name_secrets,
@@ -103,7 +103,7 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--allranks-command",
             metavar="COMMAND",
-            help="Command that starts allranks on the nodes. [default: this Python, -m allranks]",
+            help="Command that starts allranks on the nodes. [default: this Python, -P -m allranks]",
         ),
     ]
     own = []
@@ -258,7 +258,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
     make_request((flags["script"], *flags["arguments"]), **run_flags)  # reject here what the nodes would reject
     values, names = parse_env(flags["env"], os.environ)
     try:
-        agent = shlex.split(flags["allranks_command"] or "") or [sys.executable, "-m", "allranks"]
+        agent = shlex.split(flags["allranks_command"] or "") or [*OWN_COMMAND]
     except ValueError as exc:
         raise UsageError(f"--allranks-command: {str(exc).lower()}") from exc
     end = ["--"] if flags["script"].startswith("-") else []

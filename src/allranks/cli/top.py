@@ -13,6 +13,7 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.options import json_option, log_dir_option
+from allranks.host.programs import OWN_COMMAND
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.job_status import FILE
 from allranks.report.machine import to_json
@@ -78,7 +79,7 @@ def _watch(run: Run, log_dir: Path) -> None:
     def run_verb(words: Sequence[str]) -> str:
         """Return what a verb of allranks prints about this job."""
         verb, *flags = words
-        command = [sys.executable, "-P", "-m", "allranks", verb, "--log-dir", str(log_dir), *flags, run.id]
+        command = [*OWN_COMMAND, verb, "--log-dir", str(log_dir), *flags, run.id]
         return run_command(command)
 
     style = Style.of(sys.stdout)

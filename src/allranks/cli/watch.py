@@ -16,6 +16,7 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.options import log_dir_option, read_pids
+from allranks.host.programs import OWN_COMMAND
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import Style, say
 
@@ -200,7 +201,7 @@ def _show_screen(heard: HeardJob, watched: Watched) -> bool:
     def run_verb(words: Sequence[str]) -> str:
         if words[0] != "stack":
             return "the logs are where the job's launcher writes them; allranks logs reads those of allranks run"
-        return run_command([sys.executable, "-P", "-m", "allranks", "stack", *watched.stack])
+        return run_command([*OWN_COMMAND, "stack", *watched.stack])
 
     def look() -> TopView | None:
         with lock:

@@ -17,12 +17,15 @@ import selectors
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from allranks.host.threads import start_thread
 
+OWN_COMMAND = (sys.executable, "-P", "-m", "allranks")
+"""Starts allranks; without -P, a file of the user's directory (`cuda.py`) would stand for the module that it needs."""
 MAX_OUTPUT_BYTES = 1 << 20
 _REAP_S = 0.1
 _TICK_S = 0.05

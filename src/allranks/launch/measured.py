@@ -13,7 +13,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ import msgspec
 
 from allranks.comm.advise import StepProfile
 from allranks.files.regular import find_regular
+from allranks.host.programs import OWN_COMMAND
 from allranks.host.signals import die_with_parent
 from allranks.join import measure
 from allranks.launch.check.where import SrunNodes
@@ -119,7 +119,7 @@ def measure_script(
     except OSError as exc:
         raise UsageError(f"advise: {log_dir}: {exc.strerror}; --log-dir names another directory") from exc
     out = here / "measured.json"
-    command = [sys.executable, "-P", "-m", "allranks", "run", "--log-dir", str(here), "--redirects=3"]
+    command = [*OWN_COMMAND, "run", "--log-dir", str(here), "--redirects=3"]
     command += ["--shutdown-timeout=3", *flags]
     command += [str(Path(measure.__file__)), str(out), *words]
     if place is not None:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.files.regular import find_regular
+from allranks.host.programs import OWN_COMMAND
 from allranks.host.signals import die_with_parent
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import end_srun
@@ -171,7 +172,7 @@ def restore_words(
 
 def command_of(about: Mapping[str, Any], words: Sequence[str], *, log_dir: Path) -> list[str]:
     """Return the command that starts a run again."""
-    command = [sys.executable, "-m", "allranks", "run", "--standalone", f"--nproc-per-node={about['world_size']}"]
+    command = [*OWN_COMMAND, "run", "--standalone", f"--nproc-per-node={about['world_size']}"]
     command += [f"--log-dir={log_dir}", "--status=off", "--shutdown-timeout=3"]
     if backend := about["environment"].get("ALLRANKS_BACKEND_CHOSEN"):
         command.append(f"--backend={backend}")

@@ -19,7 +19,6 @@ import os
 import re
 import selectors
 import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.host.programs import OWN_COMMAND
 from allranks.model.hostlist import fold_hosts
 
 TICK_S = 0.2
@@ -180,7 +180,8 @@ def step_command(num_nodes: int, *options: str, verb: Sequence[str], is_leased: 
     return [
         *("srun", *options, f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"),
         *("--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *limits),
-        *(sys.executable, "-P", "-m", "allranks", *verb),
+        *OWN_COMMAND,
+        *verb,
     ]
 
 

@@ -28,6 +28,7 @@ from typing import Any
 import msgspec
 
 from allranks.host.node import name_of
+from allranks.host.programs import OWN_COMMAND
 from allranks.host.signals import die_with_parent
 from allranks.launch.check.check_step import ORDER_VARIABLE, Held, step_of_members
 from allranks.launch.check.where import SrunNodes
@@ -131,7 +132,7 @@ def run_members(
     inbox = SignalInbox()
     if place is None:
         command = (
-            [[sys.executable, "-P", "-m", "allranks", "check", "--member"]],
+            [[*OWN_COMMAND, "check", "--member"]],
             {**env, ORDER_VARIABLE: encode(order)},
         )
     else:
