@@ -22,6 +22,8 @@ class Truth:
     ranks: frozenset[int]
     is_any: bool = False
     """One of these ranks, whichever; else exactly these."""
+    is_victim: bool = False
+    """Another rank is at fault: to be certain is wrong."""
     role: str = ""
     """`launcher`, `store`: a process that is no rank; named by its pid or by this word."""
     pid: int = 0
@@ -96,6 +98,8 @@ def judge(heard: Sequence[Heard], truth: Truth, struck_s: float) -> Score:
                 wrong.append(f"verdict on somebody else: {one.text}")
     if named_s is None:
         wrong.append("nobody was named")
+    elif truth.is_victim and certainty == "certain":
+        wrong.append("certain, and it is a victim")
     elif named_s > truth.within_s:
         wrong.append(f"it took {named_s} s, at most {truth.within_s:.0f} s are allowed")
     return Score(named_s, said, certainty, tuple(dict.fromkeys(wrong)))

@@ -137,7 +137,7 @@ def tell_truth(job: Job, fault: Fault) -> Truth:
         pid, role = job.store_pid, "store" if job.launcher == "srun" else "launcher"
     return Truth(
         ranks=ranks, is_any=fault.named is Named.FIRST_DEAD, role=role, pid=pid, is_verdict=fault.is_proven,
-        place=fault.line(),
+        place=fault.line(), is_victim=fault.named is Named.FIRST_DEAD,
         reason=fault.reason, within_s=fault.within_s,
     )  # fmt: skip
 

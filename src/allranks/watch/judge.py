@@ -279,8 +279,9 @@ class _Court:
         cause_id, what, fix = describe_end(told)
         what = what.replace(", not by allranks", "")  # which has not started this job
         notes = [f"{len(tracks)} ranks ended alike"] if len(tracks) > 1 else []
-        is_abort = end.signal == signal.SIGABRT and (track.look.stack is None or was_waiting)
-        may_be_victim = len(self._ranks.workers) > 1 and (is_abort or (end.code > 0 and was_waiting))
+        # Gloo and NCCL's watchdog abort a rank for what another one did, also between two looks at its stack.
+        was_hit = end.signal == signal.SIGABRT or (end.code > 0 and was_waiting)
+        may_be_victim = len(self._ranks.workers) > 1 and was_hit
         if may_be_victim:
             notes.append("it was the first to die, and may be a victim: read the last lines of its log")
         before = describe_time(track.ended_s - track.stack_s) if math.isfinite(track.stack_s) else ""
