@@ -53,12 +53,16 @@ def name_somebody(
     culprit |= _named_beside(conclusion, culprit, logs)
     if not culprit:
         culprit = _someone(conclusion, facts, logs, people)
+        if conclusion.victims > {*culprit.ranks} != set():  # the only one whose lines name it suffered as others did
+            culprit = Culprit()
         if (culprit.ranks or culprit.nodes) and any(fact.said is not Said.SELF for fact in facts):
             confidence = confidence.at_most(Confidence.LIKELY)  # it is a guess
     culprit = _add_place(conclusion, culprit, logs)
     ranks = culprit.ranks if len(culprit.ranks) <= MAX_THINGS and not culprit.nodes else ()
     nodes = [node for rank in ranks if (node := people.know(Who(rank=rank)).node)]
-    return replace(conclusion, culprit=Culprit(nodes=tuple(nodes)) | culprit, confidence=confidence)
+    culprit = Culprit(nodes=tuple(nodes)) | culprit
+    victims = conclusion.victims.difference(culprit.ranks)
+    return replace(conclusion, culprit=culprit, confidence=confidence, victims=victims)
 
 
 def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
