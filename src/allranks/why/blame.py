@@ -192,7 +192,9 @@ def _of_roots(
         ask=first.fact.ask,
         notes=tuple(_notes(first, cause, [root for root in others if root not in like])),
     )
-    return name_somebody(conclusion, own, effects, reader.logs, reader.people)
+    said = {place.at for fact in own for place in fact.places}
+    hurt = _victims(fact for fact in facts if said.isdisjoint(place.at for place in fact.places))
+    return name_somebody(conclusion, own, effects, reader.logs, reader.people, hurt=hurt)
 
 
 def _is_more_of(machine: Who, who: Who) -> bool:

@@ -37,9 +37,18 @@ MAX_THINGS = 6
 
 
 def name_somebody(
-    conclusion: Conclusion, facts: Sequence[Fact], explained: Sequence[Fact], logs: Logs, people: People
+    conclusion: Conclusion,
+    facts: Sequence[Fact],
+    explained: Sequence[Fact],
+    logs: Logs,
+    people: People,
+    *,
+    hurt: Collection[int] = (),
 ) -> Conclusion:
-    """Return the conclusion with a culprit, if its own facts name none or only a part: what they explain may."""
+    """Return the conclusion with a culprit, if its own facts name none or only a part: what they explain may.
+
+    Ranks that other lines show as `hurt` are not named by hearsay.
+    """
     culprit, confidence = conclusion.culprit, conclusion.confidence
     own = [fact for fact in explained if fact.who.rank is not None and _may_be_its(fact, facts)]
     if own and not culprit.ranks and any(fact.kind in _OWN for fact in facts):
@@ -53,7 +62,7 @@ def name_somebody(
     culprit |= _named_beside(conclusion, culprit, logs)
     if not culprit:
         culprit = _someone(conclusion, facts, logs, people)
-        if conclusion.victims > {*culprit.ranks} != set():  # the only one whose lines name it suffered as others did
+        if not set(hurt).isdisjoint(culprit.ranks):  # who suffered from it did not break
             culprit = Culprit()
         if (culprit.ranks or culprit.nodes) and any(fact.said is not Said.SELF for fact in facts):
             confidence = confidence.at_most(Confidence.LIKELY)  # it is a guess
