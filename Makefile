@@ -37,7 +37,7 @@ help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
 	@echo "make test          lint, all tests without torch or a lab, and one healthy job of each kind"
 	@echo "                   (at most 6 minutes on 2 cores; JOBS=0 runs one test at a time)"
-	@echo "make test-all      all tests except those that run by hand (17 to 30 minutes on 2 cores)"
+	@echo "make test-all      all tests except those that run by hand (at most 25 minutes on 2 cores)"
 	@echo "make test-without-slurm"
 	@echo "                   as root: those tests of 'make test' that could differ on a machine without SLURM"
 	@echo "make lint          formatting, types, import contracts"

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from allranks.state.truth.parting import Differing, Parting, Record
 
 
-@click.command("diff", epilog="Exit codes: 0 no difference, 1 the runs differ, 2 usage error, 3 it cannot be told.")
+@click.command(
+    "diff",
+    epilog="Exit codes: 0 no difference, 1 the runs differ, 2 usage error, 3 it cannot be told, 78 a replay failed.",
+)
 @click.argument("first", metavar="A", shell_complete=complete.jobs_or_paths)
 @click.argument("second", metavar="B", shell_complete=complete.jobs_or_paths)
 @click.option("--replay", "is_rerun", is_flag=True, help="Run both again, and name the first operation that differs.")

@@ -126,8 +126,8 @@ class _LazyGroup(VerbGroup):
 @click.command(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes: 0 success, 1 your code failed, 2 usage or configuration error, 3 check, why, status, "
-    "stack or watch could not tell, 75 a node is at fault, 78 the cluster or its configuration is at fault, "
+    epilog="Exit codes: 0 success, 1 your code failed, 2 usage or configuration error, 3 bench, check, diff, stack, "
+    "status, watch or why could not tell, 75 a node is at fault, 78 the cluster or its configuration is at fault, "
     "124 a rank hung, 128 + N a worker was killed by signal N.",
 )
 @click.version_option(__version__, prog_name="allranks", message="%(prog)s %(version)s")

@@ -40,7 +40,7 @@ SCREEN_S, JSON_S = 0.5, 1.0
     "--once",
     "is_once",
     is_flag=True,
-    help="Look for 5 s (with --ask 12 s, on a busy machine 20 s), print one answer, and exit.",
+    help="Look for 5 s (with --ask 12 s; on a busy machine up to 20 s longer), print one answer, and exit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line, each second.")
 @click.option(

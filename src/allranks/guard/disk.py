@@ -60,7 +60,7 @@ _QUOTA = re.compile(r"EDQUOT|[Qq]uota exceeded|errno = 122|os error 122")
 _ORDER = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.UNDECIDED)
 _FIXES = {
     _RUN_DIR: "allranks clean deletes old runs; --log-dir takes another disk",
-    "checkpoint directory": "delete old checkpoints, keep fewer (session(keep=2)), or use another disk "
+    "checkpoint directory": "delete old checkpoints, keep fewer (track(keep=2)), or use another disk "
     "(--checkpoint-dir)",
     "TMPDIR": "delete old files there, or set TMPDIR to a directory on another disk",
     "working directory": "delete what is not needed there, or start the job in a directory on another disk",

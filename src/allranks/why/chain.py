@@ -1,6 +1,6 @@
 """What followed from what: in words for people, as a graph for programs. Pure.
 
-rank 72 was killed (SIGKILL) 11:03:14 -> rank 35 lost its peer 11:03:17 -> ranks 0-71 aborted (SIGABRT)
+rank 72 was killed (SIGKILL) 11:03:14 -> rank 35 lost a peer 11:03:17 -> ranks 0-71 aborted (SIGABRT)
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ FULL = FullPlace(purpose="checkpoint directory", path="/ckpt", room=Room(size_by
 SCARCE = msgspec.structs.replace(FULL, room=Room(free_bytes=200 * MIB, size_bytes=100 * GIB))
 PAUSED = (
     "paused: too little room: checkpoint directory /ckpt on n0: 0 KiB of 100 GiB free (and 1 more directory on other "
-    "disks or nodes); delete old checkpoints, keep fewer (session(keep=2)), or use another disk (--checkpoint-dir); "
+    "disks or nodes); delete old checkpoints, keep fewer (track(keep=2)), or use another disk (--checkpoint-dir); "
     "waiting for room, 9:59 left (--capacity-timeout 600)"
 )
 

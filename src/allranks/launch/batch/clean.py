@@ -1,6 +1,7 @@
 """Which runs below a log directory can be deleted? And how, so that a run is there whole or not at all.
 
-    for candidate in choose(look_at_runs(Path("runs")), older_s=30 * 86400, keep=10, now_s=time.time()):
+    runs = [look_at(path, slurm, now_s=now_s) for path in list_runs(Path("runs"))]
+    for candidate in choose(runs, older_s=30 * 86400, keep=10, now_s=now_s):
         delete(candidate)
 
 A run that is alive, may be, or may come back is kept: one whose agent runs, a job that SLURM has or cannot be asked
