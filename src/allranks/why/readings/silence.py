@@ -99,7 +99,9 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         return
     goes = [line for line in lines if _goes_on(line)]
     if not finished and (hang := _stops(logs, lines, goes) or _says(people, lines, goes)):
-        yield hang
+        line = hang.evidence[0] if hang.message == _UNKNOWN else None
+        known = next((conclusion for conclusion in found if line in conclusion.evidence), None)
+        yield replace(known, confidence=Confidence.UNDECIDED, is_failure=True) if known else hang
         return
     sureness = Confidence.LIKELY if goes else Confidence.UNDECIDED
     yield _tell(
