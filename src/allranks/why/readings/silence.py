@@ -65,7 +65,7 @@ _WORDS = (
     # NCCL complains about a pair of ranks, but not about optional parts; or an error passed through its source lines.
     (
         r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
-        r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]",
+        r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]|NCCL error in: ",
         ("nccl-pair-failed", Confidence.UNDECIDED, _UNKNOWN, _ASK_OTHERS),
     ),
     (
