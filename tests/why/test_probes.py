@@ -19,6 +19,7 @@ def test_each_log_has_its_answer_in_the_table() -> None:
 def test_the_answer_is_the_one_in_the_table(probe: str, patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
     told = ask([PROBES / probe], patterns, matcher)
     assert list_wrong(told, CASES[probe]) == [], f"{told.verdict}, beside it {told.beside}: {CASES[probe]['why']}"
+    assert len({finding.cause for finding in told.all}) == len(told.all), "a cause is told twice"
 
 
 def test_a_crash_that_srun_and_the_kernel_tell_is_told_once(patterns: tuple[Pattern, ...], matcher: Matcher) -> None:

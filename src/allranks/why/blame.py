@@ -90,7 +90,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
         notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
-    return [*conclude_silence(logs, reader.people, found), *found], story
+    silence = list(conclude_silence(logs, reader.people, found))
+    names = {conclusion.cause.name for conclusion in silence}
+    return [*silence, *(conclusion for conclusion in found if conclusion.cause.name not in names)], story
 
 
 _NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))

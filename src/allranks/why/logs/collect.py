@@ -44,6 +44,8 @@ TAIL_BYTES = 8192
 ALL_TAILS_BYTES = 2 << 20
 """With thousands of sources fewer are kept, but at least one or two: reading a line costs 10 us."""
 LEAST_TAIL_BYTES = 512
+_SUMMARY_MARGIN = 2
+"""Blanks before the further lines of a traceback in torchrun's summary."""
 
 _Progress = Callable[[int], None]
 
@@ -220,7 +222,8 @@ def _read_evidence(
             if raised and not _exception().search(last.text):
                 events.append(LogEvent("exception", last, raised))
     elif "Traceback (" in line.text:
-        quoted.margins[writer] = line.text.index("Traceback (")
+        before, _, _ = line.text.partition("Traceback (")
+        quoted.margins[writer] = _SUMMARY_MARGIN if before.endswith("traceback : ") else len(before)
     elif quoted.covers(line, hit, chunk, place):
         return []
     elif events[0].sign is not None and is_code(line.text):  # signs stand before marks

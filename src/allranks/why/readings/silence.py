@@ -65,7 +65,7 @@ _WORDS = (
     # NCCL complains about a pair of ranks, but not about optional parts; or an error passed through its source lines.
     (
         r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
-        r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]",
+        r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]|NCCL error in: ",
         ("nccl-pair-failed", Confidence.UNDECIDED, _UNKNOWN, _ASK_OTHERS),
     ),
     (
@@ -99,7 +99,9 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         return
     goes = [line for line in lines if _goes_on(line)]
     if not finished and (hang := _stops(logs, lines, goes) or _says(people, lines, goes)):
-        yield hang
+        line = hang.evidence[0] if hang.message == _UNKNOWN else None
+        known = next((conclusion for conclusion in found if line in conclusion.evidence), None)
+        yield replace(known, confidence=Confidence.UNDECIDED, is_failure=True) if known else hang
         return
     sureness = Confidence.LIKELY if goes else Confidence.UNDECIDED
     yield _tell(

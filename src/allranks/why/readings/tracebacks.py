@@ -20,6 +20,7 @@ from allranks.model.raised import is_wrapper
 from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.readings.ends import SummaryEntry, read_summaries
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
@@ -133,8 +134,9 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     below had caught it.
     """
     tracebacks = read_tracebacks(reader.logs)
+    entries = read_summaries(reader.logs)
     last = {
-        (one.line.writer, reader.attempt_of(one.line)): one
+        (_name_process(one.line, entries), reader.attempt_of(one.line)): one
         for one in tracebacks
         if one.frames and reader.may_end(one.line)
     }
@@ -145,8 +147,9 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     for traceback in own:
         if by_writer and not traceback.kind:
             continue
-        line, who = traceback.line, reader.speaker_of(traceback.line)
-        same = by_writer.setdefault(line.writer, [])
+        line, entry = traceback.line, _find_entry(traceback.line, entries)
+        who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
+        same = by_writer.setdefault(_name_process(line, entries), [])
         is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process and reader.may_end(line)
         if same and (not is_again or len(same) == MAX_RAISED):
             continue
@@ -155,7 +158,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         frame = known.user_frame or (known.frames[-1] if known.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
-        final = last.get((line.writer, reader.attempt_of(line)), traceback)
+        final = last.get((_name_process(line, entries), reader.attempt_of(line)), traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_sure = (known.user_frame is not None or known.is_known) and not is_caught
         cause = find_cause("user-code-error")
@@ -165,6 +168,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             line,
             more=[frame.line] if frame else [],
             who=who,
+            when=reader.times.of(entry.when if entry else line),
             cause=cause.name,
             confidence=confidence if known.kind else Confidence.UNDECIDED,
             alternatives=() if is_sure else cause.also,
@@ -172,6 +176,19 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             is_generic=not known.is_known,
             things=(where,) if where else (),
         )
+
+
+def _find_entry(line: Line, entries: Sequence[SummaryEntry]) -> SummaryEntry | None:
+    """Return the entry of torchrun's summary that an exception is part of, indented; None: its process wrote it."""
+    reported = entries if line.text.startswith("  ") else ()
+    above = (entry for entry in reported if entry.when.source == line.source and entry.when.number < line.number)
+    return max(above, key=lambda entry: entry.when.number, default=None)
+
+
+def _name_process(line: Line, entries: Sequence[SummaryEntry]) -> object:
+    """Return what tells the processes of exceptions apart."""
+    entry = _find_entry(line, entries)
+    return line.writer, entry.when.number if entry else 0
 
 
 def _is_explained(line: Line, stated: _Stated) -> bool:
