@@ -116,7 +116,7 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
             item.is_doubted |= not may_be_buffered and is_below
             item.is_doubted |= end is None and stopped is not None and stopped.when.after_s(item.when) > GOES_ON_S
         elif is_raised and end is None and stopped is not None:  # caught, and told in full; or the others' buffers
-            item.is_doubted = later.is_by_line("anybody", item)
+            item.is_doubted = not item.fact.is_fatal or later.is_by_line("anybody", item)
         is_likely = is_raised and item.fact.confidence is Confidence.LIKELY
         item.is_weak = item.is_doubted or (is_likely and item.process not in ends)
         item.is_real &= not item.is_weak
