@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause, Sign, Trait
 from allranks.facts.fact import NEVER_SAID, NOBODY, START, Fact, FactKind, Place, Said, When, Who
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 from allranks.why.attempts import Attempts
 from allranks.why.logs.line import Line
@@ -177,7 +178,9 @@ class FactReader:
     def _may_be_anothers(self, event: LogEvent) -> bool:
         """Whether a line may be another process's: an error that ends one, in a file that does not tell its writers."""
         assert event.sign is not None
-        is_error = event.line.at not in self._exceptions or self.may_end(event.line)
+        assert event.cause is not None
+        is_exception = event.line.at in self._exceptions
+        is_error = self.may_end(event.line) if is_exception else event.cause.exit_code is Exit.USER_CODE
         return event.sign.fact is FactKind.RAISED and is_error and not self.speaker_of(event.line).is_process
 
     def _facts(self, event: LogEvent) -> Iterator[Fact]:
