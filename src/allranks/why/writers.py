@@ -31,7 +31,7 @@ def find_uncaught(logs: Logs) -> dict[tuple[object, str], bool]:
     """
     uncaught: set[tuple[object, str]] = set()
     bare: set[tuple[object, str]] = set()
-    of_main: set[tuple[object, str]] = set()
+    mains: set[tuple[object, str]] = set()
     caught: set[tuple[object, str]] = set()
     functions: defaultdict[object, set[str]] = defaultdict(set)
     chains: dict[object, list[str]] = {}
@@ -46,9 +46,9 @@ def find_uncaught(logs: Logs) -> dict[tuple[object, str], bool]:
             chains[writer] = [*(chains.get(writer, []) if writer in linked else []), event.line.text]
             linked.discard(writer)
             shown = functions.pop(writer, None)
-            found = bare if shown is None else uncaught if shown & _OUTERMOST else of_main if "main" in shown else caught
+            found = bare if shown is None else uncaught if shown & _OUTERMOST else mains if "main" in shown else caught
             found.update((writer, text) for text in chains[writer])
-    return dict.fromkeys(of_main, False) | dict.fromkeys(uncaught | (bare - caught - of_main), True)
+    return dict.fromkeys(mains, False) | dict.fromkeys(uncaught | (bare - caught - mains), True)
 
 
 def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
