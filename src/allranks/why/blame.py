@@ -85,9 +85,8 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
     end = story.culprits[0].fact if story.culprits else None
-    if found and end is not None and end.kind is FactKind.ENDED and end.code and (words := find_words(logs)):
-        told_there = (place_of(words), *found[0].evidence)[:MAX_EVIDENCE]
-        found[0] = replace(found[0], message=words.text.strip(), evidence=told_there)
+    if found and end is not None and end.kind is FactKind.ENDED and end.code and (words := find_words(logs, end.who)):
+        found[0] = replace(found[0], message=words.text.strip(), evidence=(place_of(words), *found[0].evidence))
     is_certain = bool(found) and found[0].confidence is Confidence.CERTAIN
     if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
         found[0] = replace(found[0], confidence=Confidence.LIKELY)

@@ -81,8 +81,8 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         may_be_all = first.is_fatal or not first.is_generic  # who caught it may have gone on, until it was ended
         whos = _find_writers(first.who, len(same), near, may_be_all) if len(same) + has_lost <= len(near) else ()
         steps = [fact.when for fact in below if fact.kind is FactKind.STEP]
-        if any(when.earliest_s == when.latest_s is not None for when in steps):  # loggers write at once: it went on
-            whos = ()
+        if any(when.earliest_s == when.latest_s is not None for when in steps):
+            whos = ()  # loggers write at once: it went on
         # It may have gone on, or what it had buffered stands below.
         most = Confidence.LIKELY if steps else Confidence.CERTAIN
         confidence = first.confidence.at_most(most)

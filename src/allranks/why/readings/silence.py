@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Trait
+from allranks.facts.fact import Who
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe
 from allranks.why.facts_of_lines import place_of
@@ -110,13 +111,12 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
     )
 
 
-def find_words(logs: Logs) -> Line | None:
-    """Return the last line that reports a failure of a script's, or one that no sign explains; None: there is none."""
-    told = {event.line.at: Trait.ERROR_OF_SCRIPT in event.traits and not event.is_loss for event in logs.events}
-    lines = (line for tail in logs.tails for line in reversed(tail.lines))
-    unknown = re.compile(_WORDS[-1][0])
-    said = (line for line in lines if told.get(line.at, unknown.search(line.text) and not SLURM.search(line.text)))
-    return next(said, None)
+def find_words(logs: Logs, who: Who) -> Line | None:
+    """Return the last line of a rank, or of nobody known, that reports a failure of which nothing else is known."""
+    known = {event.line.at for event in logs.events}
+    own = (line for tail in logs.tails for line in reversed(tail.lines) if line.rank in {None, who.rank})
+    lines = (line for line in own if line.at not in known)
+    return next((line for line in lines if re.search(_WORDS[-1][0], line.text) and not SLURM.search(line.text)), None)
 
 
 def _tell(cause: str, confidence: Confidence, message: str, ask: str, evidence: Sequence[Line]) -> Conclusion:

@@ -145,11 +145,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         for one in tracebacks
         if one.frames and reader.may_end(one.line)
     }
-    own = [
-        one for one in tracebacks
-        if not one.is_explained and (one.is_known or one.is_of_command or not one.is_consequence)
-    ]  # fmt: skip
-    own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
+    own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame)]
+    own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
