@@ -51,9 +51,9 @@ def explain_process(items: Sequence[Item]) -> None:
             reasons = broke, order
         elif item.sort not in SUFFERED:
             continue
+        is_kill = item.sort is Sort.END and item.fact.signal == SIGKILL  # no exception sends it
         for reason in reasons:
-            is_sender = reason is not None and reason.kind is not FactKind.RAISED
-            if reason is None or not (is_sender or item.fact.signal != SIGKILL):  # no exception sends it
+            if reason is None or (is_kill and reason.kind is FactKind.RAISED):
                 continue
             is_abort = item.fact.signal == SIGABRT and reason is lost  # the times of an end are rough
             if not_later(reason, item) or is_abort or item is away:  # who gives up late waited before

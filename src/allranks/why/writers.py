@@ -84,7 +84,7 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         if any(when.earliest_s == when.latest_s is not None for when in steps):
             whos = ()  # loggers write at once: it went on
         # It may have gone on, or what it had buffered stands below.
-        most = Confidence.LIKELY if steps else Confidence.CERTAIN
+        most = Confidence.LIKELY if steps or not may_be_all else Confidence.CERTAIN
         confidence = first.confidence.at_most(most)
         yield from (
             (replace(fact, who=who, speaker=who, confidence=confidence) for fact, who in zip(same, whos, strict=True))

@@ -31,16 +31,17 @@ _BEGINNING = 4
 def find_margin(data: bytes) -> Callable[[bytes], bytes] | None:
     """Return what strips the margin from chunks of a log that begins with this; None: there is none.
 
-    A margin is not known by its form alone, but because the first lines, which differ, all have it. Prefixes that
-    `formats.toml` has stay, since they tell who wrote a line.
+    A margin is not known by its form alone, but because the first lines all have it. Prefixes that `formats.toml` has
+    stay, since they tell who wrote a line.
     """
     lines = [line for line in data[:_HEAD_BYTES].split(b"\n") if line.strip()]
     first = lines[0].decode("ascii", errors="replace") if lines else ""
     if (match := _MARGIN.match(first)) is None or read_prefixes(first, LineWriter()):
         return None
     margin = match[0].encode()
-    is_of_all = all(margin.startswith(line[: len(margin)]) for line in lines)  # the last one may be cut
-    if not is_of_all or len(set(lines)) == 1:
+    if margin == b"ERROR: " and len(set(lines)) == 1:  # it is what the script says
+        return None
+    if not all(margin.startswith(line[: len(margin)]) for line in lines):  # the last one may be cut
         return None
     return lambda data: data.removeprefix(margin).replace(b"\n" + margin, b"\n")
 

@@ -165,7 +165,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         final = last.get((line.writer, reader.attempt_of(line)), traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
-        is_sure = is_told and (who.is_process or reader.is_uncaught(line)) and not is_caught
+        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
         yield reader.state(
