@@ -285,6 +285,20 @@ def test_a_job_of_slurm(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) ->
     assert "  log  slurm-12.out:1" in result.stdout
 
 
+def test_of_several_jobs_in_a_directory_the_newest_is_read(allranks: Allranks, logs: Path) -> None:
+    for job, text in ((97, OOM), (104, MISTYPED + "ModuleNotFoundError: No module named 'torhc'\n")):
+        (logs / f"slurm-{job}.out").write_text(text)
+    for path in logs.glob("rank_*"):
+        path.unlink()
+    result = allranks("why", "logs", env=UTF8)
+    assert result.stderr == (
+        "allranks: the output of 2 jobs is here; reading that of the newest, 104; the previous one is 97\n"
+    )
+    assert result.stdout.splitlines()[1] == "  train.py:1: ModuleNotFoundError: No module named 'torhc'"
+    result = allranks("why", "logs/slurm-97.out", "logs/slurm-104.out", env=UTF8)
+    assert "these are logs of 2 jobs, read as if they were one: name the files of one" in result.stdout
+
+
 def test_a_job_that_still_runs_is_not_called_healthy(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
     slurm.answer("scontrol", "show job 12", out=show_job(work=tmp_path))
     (tmp_path / "slurm-12.out").write_text(GOES_ON)

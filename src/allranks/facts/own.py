@@ -51,9 +51,9 @@ def explain_process(items: Sequence[Item]) -> None:
             reasons = broke, order
         elif item.sort not in SUFFERED:
             continue
-        is_killed_first = item.is_first and item.fact.signal == SIGKILL  # no exception sends it
+        is_kill = item.sort is Sort.END and item.fact.signal == SIGKILL  # no exception sends it
         for reason in reasons:
-            if reason is None or (is_killed_first and reason.kind is FactKind.RAISED):
+            if reason is None or (is_kill and reason.kind is FactKind.RAISED):
                 continue
             is_abort = item.fact.signal == SIGABRT and reason is lost  # the times of an end are rough
             if not_later(reason, item) or is_abort or item is away:  # who gives up late waited before

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from signal import SIGABRT
+from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import FactKind, Said, Who
 from allranks.facts.item import SUFFERED, Item, Sort, is_outside
@@ -83,6 +83,7 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
             ends.setdefault(item.process, item)
     survived: set[Item] = set()
     stopped = next((item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0), None)
+    has_kill = any(item.fact.signal == SIGKILL and item.sort is Sort.END for item in items)  # nobody says why
     for item in items:
         if item.sort is Sort.PROGRESS:
             continue
@@ -116,7 +117,9 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
             item.is_doubted |= not may_be_buffered and is_below
             item.is_doubted |= end is None and stopped is not None and stopped.when.after_s(item.when) > GOES_ON_S
         elif is_raised and end is None and stopped is not None:  # caught, and told in full; or the others' buffers
-            item.is_doubted = later.is_by_line("anybody", item)
+            item.is_doubted = not item.fact.is_fatal or later.is_by_line("anybody", item)
+        if is_raised and item.fact.is_generic and not item.fact.is_fatal and (end is None or end.fact.code is None):
+            item.is_doubted |= has_kill  # caught, and lived on
         is_likely = is_raised and item.fact.confidence is Confidence.LIKELY
         item.is_weak = item.is_doubted or (is_likely and item.process not in ends)
         item.is_real &= not item.is_weak

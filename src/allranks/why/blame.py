@@ -23,7 +23,7 @@ from allranks.model.finding import Confidence
 from allranks.recorder.calls import Dump
 from allranks.why.chain import tell_chain
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
-from allranks.why.facts_of_lines import FactReader
+from allranks.why.facts_of_lines import FactReader, place_of
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
@@ -34,7 +34,7 @@ from allranks.why.readings.dials import read_dials
 from allranks.why.readings.ends import read_ends, read_summaries
 from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
 from allranks.why.readings.progress import read_laggard, read_restarts, read_steps
-from allranks.why.readings.silence import conclude_silence
+from allranks.why.readings.silence import conclude_silence, find_words
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
 from allranks.why.stops import read_stops
@@ -84,6 +84,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     notes = [told] if (told := tell_chain(story)) else []
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
+    end = story.culprits[0].fact if story.culprits else None
+    if found and end is not None and end.kind is FactKind.ENDED and end.code and (words := find_words(logs, end.who)):
+        found[0] = replace(found[0], message=words.text.strip(), evidence=(place_of(words), *found[0].evidence))
     is_certain = bool(found) and found[0].confidence is Confidence.CERTAIN
     if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
         found[0] = replace(found[0], confidence=Confidence.LIKELY)

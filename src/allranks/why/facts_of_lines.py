@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause, Sign, Trait
 from allranks.facts.fact import NEVER_SAID, NOBODY, START, Fact, FactKind, Place, Said, When, Who
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 from allranks.why.attempts import Attempts
 from allranks.why.logs.line import Line
@@ -76,13 +77,17 @@ class FactReader:
         return {line.at: line for line in lines if _BEGINS.search(line.text)}
 
     @cached_property
-    def _uncaught(self) -> set[tuple[object, str]]:
-        """Return the writers and texts of exceptions that nobody caught."""
+    def _uncaught(self) -> dict[tuple[object, str], bool]:
+        """Return the writers and texts of exceptions that may have ended a process, and whether nobody caught them."""
         return find_uncaught(self.logs)
 
     def may_end(self, line: Line) -> bool:
-        """Whether an exception may have ended a process, and was not caught in a function."""
+        """Whether an exception may have ended a process, and was not caught in a function below `main`."""
         return (line.writer, line.text) in self._uncaught
+
+    def is_uncaught(self, line: Line) -> bool:
+        """Whether nobody caught an exception, as far as its frames tell."""
+        return self._uncaught.get((line.writer, line.text), False)
 
     def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:
         """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""
@@ -173,8 +178,9 @@ class FactReader:
     def _may_be_anothers(self, event: LogEvent) -> bool:
         """Whether a line may be another process's: an error that ends one, in a file that does not tell its writers."""
         assert event.sign is not None
+        assert event.cause is not None
         is_exception = event.line.at in self._exceptions
-        is_error = self.may_end(event.line) if is_exception else Trait.ERROR_OF_SCRIPT in event.traits
+        is_error = self.may_end(event.line) if is_exception else event.cause.exit_code is Exit.USER_CODE
         return event.sign.fact is FactKind.RAISED and is_error and not self.speaker_of(event.line).is_process
 
     def _facts(self, event: LogEvent) -> Iterator[Fact]:
@@ -213,7 +219,7 @@ class FactReader:
             "op": event.values.get("op"),
             "code": ending.code,
             "signal": ending.signal,
-            "alternatives": () if event.sign.confidence is Confidence.CERTAIN else event.cause.also,
+            "alternatives": () if is_own_word or event.sign.confidence is Confidence.CERTAIN else event.cause.also,
             "told": event.line.text.strip()[:300] if is_own_word else tell(event.cause, event.values),
             "things": things,
             "interface": event.values.get("interface"),

@@ -133,7 +133,7 @@ def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
 
 
 def _is_reason(fact: Fact) -> bool:
-    return fact.kind is FactKind.RAISED and not fact.is_generic and fact.confidence is not Confidence.UNDECIDED
+    return fact.kind is FactKind.RAISED and fact.confidence is not Confidence.UNDECIDED
 
 
 def _give_names(ends: Sequence[Fact]) -> list[Fact]:

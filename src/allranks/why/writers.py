@@ -15,28 +15,30 @@ from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Same, Who
 from allranks.model.finding import Confidence
 from allranks.why.logs.log_events import Logs
 
-_OF_ERRORS = frozenset((1, 2))
-"""Exit codes of Python: 1 after an exception that nobody caught, 2 of argparse."""
+_OF_ERRORS = frozenset((1, 2, 126, 127))
+"""Exit codes of Python: 1 after an exception that nobody caught, 2 of argparse; of a shell that starts no program."""
 _LOSSES = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.WAITED))
 _OUTERMOST = frozenset(("<module>", "_bootstrap"))
 """The function in which a traceback begins that nobody caught: a script's, a process's of multiprocessing."""
 
 
-def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
-    """Return the writers and texts of exceptions that may have ended a process: their traceback begins in a module.
+def find_uncaught(logs: Logs) -> dict[tuple[object, str], bool]:
+    """Return the writers and texts of exceptions that may have ended a process, and whether nobody caught them.
 
-    Python shows a caught one from the function on that caught it, without the script's own frame. Of mixed lines, one
-    of equal tracebacks has that frame; of a chain, the last one. Frames may be missing.
+    Python shows a caught one from the function on that caught it, without the script's own frame: if that is `main`,
+    it may have told the exception and left. Hydra ends the process, and leaves frames out. Of mixed lines, one of equal
+    tracebacks has that frame; of a chain, the last one. Frames may be missing.
     """
     uncaught: set[tuple[object, str]] = set()
     bare: set[tuple[object, str]] = set()
+    mains: set[tuple[object, str]] = set()
     caught: set[tuple[object, str]] = set()
     functions: defaultdict[object, set[str]] = defaultdict(set)
     chains: dict[object, list[str]] = {}
     linked: set[object] = set()
-    for event in logs.of("frame", "exception", "chained"):
+    for event in logs.of("shortened", "frame", "exception", "chained"):
         writer = event.line.writer
-        if event.kind == "frame":
+        if event.kind in {"shortened", "frame"}:
             functions[writer].add(event.values.get("function") or "<module>")
         elif event.kind == "chained":
             linked.add(writer)
@@ -44,9 +46,9 @@ def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
             chains[writer] = [*(chains.get(writer, []) if writer in linked else []), event.line.text]
             linked.discard(writer)
             shown = functions.pop(writer, None)
-            found = bare if shown is None else caught if shown.isdisjoint(_OUTERMOST) else uncaught
+            found = bare if shown is None else uncaught if shown & _OUTERMOST else mains if "main" in shown else caught
             found.update((writer, text) for text in chains[writer])
-    return uncaught | (bare - caught)
+    return dict.fromkeys(mains, False) | dict.fromkeys(uncaught | (bare - caught - mains), True)
 
 
 def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
@@ -76,9 +78,13 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         living = {fact.who.rank for fact in below if fact.kind is FactKind.RAISED or fact.kind in _LOSSES}
         near = [end for end in ended[first.attempt, source].values() if end.who.rank not in living]
         has_lost = any(fact.kind in _LOSSES and fact.who.rank is None for fact in below)
-        whos = _find_writers(first.who, len(same), near) if len(same) + has_lost <= len(near) else ()
+        may_be_all = first.is_fatal or not first.is_generic  # who caught it may have gone on, until it was ended
+        whos = _find_writers(first.who, len(same), near, may_be_all) if len(same) + has_lost <= len(near) else ()
+        steps = [fact.when for fact in below if fact.kind is FactKind.STEP]
+        if any(when.earliest_s == when.latest_s is not None for when in steps):
+            whos = ()  # loggers write at once: it went on
         # It may have gone on, or what it had buffered stands below.
-        most = Confidence.LIKELY if any(fact.kind is FactKind.STEP for fact in below) else Confidence.CERTAIN
+        most = Confidence.LIKELY if steps or not may_be_all else Confidence.CERTAIN
         confidence = first.confidence.at_most(most)
         yield from (
             (replace(fact, who=who, speaker=who, confidence=confidence) for fact, who in zip(same, whos, strict=True))
@@ -87,15 +93,16 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         )
 
 
-def _find_writers(who: Who, num: int, ended: Sequence[Fact]) -> Sequence[Who]:
+def _find_writers(who: Who, num: int, ended: Sequence[Fact], may_be_all: bool) -> Sequence[Who]:
     """Return which processes wrote the same exception so many times, each once; none if that is not known.
 
     The launcher may name its writers by local rank, or not at all. Then they are those that ended by an error, if
-    these are as many, or with them those that it ended meanwhile. A single one may have been caught by anybody.
+    these are as many, or (`may_be_all`) with them those that it ended meanwhile. A single one may have been caught by
+    anybody.
     """
     near = [end for end in ended if end.who.compare_machines(who) is not Same.NO]
     of_local_rank = [end.who for end in near if end.who.local_rank == who.local_rank is not None]
     failed = [end.who for end in near if end.code in _OF_ERRORS]
     both = [*failed, *(end.who for end in near if end.code is None and end.signal == SIGTERM)]
-    groups = [of_local_rank] if who.is_process else [failed, both] if num > 1 else []
+    groups = [of_local_rank] if who.is_process else [failed, both][: 1 + may_be_all] if num > 1 else []
     return next((whos for whos in groups if len(whos) == num), ())

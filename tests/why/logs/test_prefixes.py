@@ -51,6 +51,8 @@ SAMPLES = [
     ("ray", "(VllmWorker rank=3 pid=1234) ", {"rank": 3, "pid": 1234}),
     ("kubectl", "[pod/w-1/pytorch] ", {"node": "w-1", "pod": "w-1", "container": "pytorch"}),
     ("compose", "worker-3  | ", {"node": "worker-3"}),
+    ("slurmstepd", "slurmstepd-master-node: ", {"node": "master-node"}),
+    ("slurmstepd", "slurmstepd-node03: ", {"node": "node03"}),
     ("host", "node03: ", {"node": "node03"}),
     ("host", "10.151.80.10: ", {"node": "10.151.80.10"}),
     ("cri", "2026-03-25T10:34:07.530123456Z stdout F ", {}),

@@ -39,6 +39,8 @@ def find_margin(data: bytes) -> Callable[[bytes], bytes] | None:
     if (match := _MARGIN.match(first)) is None or read_prefixes(first, LineWriter()):
         return None
     margin = match[0].encode()
+    if margin == b"ERROR: " and len(set(lines)) == 1:  # it is what the script says
+        return None
     if not all(margin.startswith(line[: len(margin)]) for line in lines):  # the last one may be cut
         return None
     return lambda data: data.removeprefix(margin).replace(b"\n" + margin, b"\n")

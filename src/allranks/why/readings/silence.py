@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Trait
+from allranks.facts.fact import Who
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe
 from allranks.why.facts_of_lines import place_of
@@ -34,8 +35,7 @@ _COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _HARMLESS = r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
 """Lines that say themselves that they are no failure."""
-_UNKNOWN = "these lines report a failure that allranks does not know"
-_ASK_OTHERS = "the lines before these, and the logs of the other ranks"
+_ASK_OTHERS = "allranks does not know this failure: the lines before these, and the logs of the other ranks"
 _DIALS = r"Connection refused(?:, retrying|\)\.$)| - retrying \(try="
 """Normal while other ranks start, and overcome then: it counts among the last lines only."""
 LAST_LINES = 5
@@ -66,7 +66,7 @@ _WORDS = (
     (
         r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
         r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]|NCCL error in: ",
-        ("nccl-pair-failed", Confidence.UNDECIDED, _UNKNOWN, _ASK_OTHERS),
+        ("nccl-pair-failed", Confidence.UNDECIDED, "", _ASK_OTHERS),
     ),
     (
         r"NCCL INFO .{0,200}- Init START$",
@@ -83,11 +83,11 @@ _WORDS = (
         r"(?:\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
         r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
         r"|(?:: |with )failed\b))",
-        ("user-code-error", Confidence.UNDECIDED, _UNKNOWN, _ASK_OTHERS),
+        ("user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
     ),
 )
 """Words that no sign explains, and what they mean if their source shows no progress after them: healthy runs have them,
-too. Order matters: the surest first."""
+too. Without a message, the line itself is told. Order matters: the surest first."""
 
 
 def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
@@ -99,7 +99,7 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         return
     goes = [line for line in lines if _goes_on(line)]
     if not finished and (hang := _stops(logs, lines, goes) or _says(people, lines, goes)):
-        line = hang.evidence[0] if hang.message == _UNKNOWN else None
+        line = hang.evidence[0] if hang.ask == _ASK_OTHERS else None
         known = next((conclusion for conclusion in found if line in conclusion.evidence), None)
         yield replace(known, confidence=Confidence.UNDECIDED, is_failure=True) if known else hang
         return
@@ -111,6 +111,14 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         "",
         finished[:1] or goes[-1:] or lines[-1:],
     )
+
+
+def find_words(logs: Logs, who: Who) -> Line | None:
+    """Return the last line of a rank, or of nobody known, that reports a failure of which nothing else is known."""
+    known = {event.line.at for event in logs.events}
+    own = (line for tail in logs.tails for line in reversed(tail.lines) if line.rank in {None, who.rank})
+    lines = (line for line in own if line.at not in known)
+    return next((line for line in lines if re.search(_WORDS[-1][0], line.text) and not SLURM.search(line.text)), None)
 
 
 def _tell(cause: str, confidence: Confidence, message: str, ask: str, evidence: Sequence[Line]) -> Conclusion:
@@ -154,7 +162,8 @@ def _says(people: People, lines: Sequence[Line], goes: Sequence[Line]) -> Conclu
     for pattern, (cause, confidence, message, ask) in _WORDS:
         where = latest if pattern is _DIALS else after
         if found := [line for line in where if re.search(pattern, line.text)][:3]:
-            told = _tell(cause, Confidence.UNDECIDED if goes else confidence, message, ask, found)
+            words = message or found[0].text.strip()
+            told = _tell(cause, Confidence.UNDECIDED if goes else confidence, words, ask, found)
             return told if ask is _ASK else replace(told, culprit=describe(people.speaker(found[0])))
     return None
 

@@ -28,6 +28,7 @@ _LIBRARY = re.compile(
 )
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
+_OF_COMMANDS = "CalledProcessError"
 _GOES_ON = frozenset(("_run_finalizers",))
 """Functions that print an exception and continue: those of multiprocessing, for cleanup at exit."""
 _PARTS = frozenset(("traceback", "frame", "exception", "chained", "ignored"))
@@ -63,6 +64,11 @@ class Traceback:
         """The last frame in a file of the user's."""
         mine = [frame for frame in self.frames if not _LIBRARY.search(frame.values["file"])]
         return mine[-1] if mine else None
+
+    @property
+    def is_of_command(self) -> bool:
+        """Whether the script itself ran a command that failed: git, a compiler. A launcher's commands are ranks."""
+        return self.kind == _OF_COMMANDS and self.user_frame is not None
 
 
 _Stated = Mapping[tuple[str, int], Sequence[LogEvent]]
@@ -113,7 +119,8 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
             if was_linked is not None and found:
                 # Python prints the first exception first: it is the reason, unless the script handles it.
                 last, is_handled = found[-1], was_linked.startswith("During handling")
-                if is_handled and last.kind in _BRANCHES and not last.is_explained and one.frames:
+                is_told_better = (is_handled and last.kind in _BRANCHES) or (last.is_consequence > one.is_consequence)
+                if is_told_better and not last.is_explained and one.frames:
                     found.pop()
                 elif last.is_explained or not one.is_explained:
                     continue
@@ -140,8 +147,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         for one in tracebacks
         if one.frames and reader.may_end(one.line)
     }
-    own = [one for one in tracebacks if not (one.is_explained or one.is_consequence)]
-    own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
+    own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame)]
+    own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
@@ -150,7 +157,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         line, entry = traceback.line, _find_entry(traceback.line, entries)
         who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
         same = by_writer.setdefault(_name_process(line, entries), [])
-        is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process and reader.may_end(line)
+        is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process
         if same and (not is_again or len(same) == MAX_RAISED):
             continue
         same.append(traceback)
@@ -160,7 +167,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         text = known.headline or "an exception; the log does not have its text"
         final = last.get((_name_process(line, entries), reader.attempt_of(line)), traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
-        is_sure = (known.user_frame is not None or known.is_known) and not is_caught
+        is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
+        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
         yield reader.state(
@@ -173,7 +181,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             confidence=confidence if known.kind else Confidence.UNDECIDED,
             alternatives=() if is_sure else cause.also,
             told=(f"{where}: " if where else "") + text[:300],
-            is_generic=not known.is_known,
+            is_generic=not known.is_known or not reader.may_end(line),
+            is_fatal=reader.may_end(line),
             things=(where,) if where else (),
         )
 
