@@ -66,6 +66,17 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
+def count_differences(own: Tensor | None, other: Tensor | None) -> tuple[int, int]:
+    """Return how many elements differ, and how many bits; 0 bits where one of the other's elements there is whole."""
+    if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
+        return 1, 0
+    odd = (bytes_of(own) ^ bytes_of(other)).view(-1, own.element_size())
+    is_odd = (odd != 0).any(1)
+    values = other.reshape(-1)[is_odd].double() if other.is_floating_point() else torch.zeros(1)
+    bits = sum(int((odd >> place & 1).sum()) for place in range(8)) if bool((values % 1 > 0).all()) else 0
+    return int(is_odd.sum()), bits
+
+
 def hash_numbers(numbers: Mapping[str, int]) -> int:
     """Return 64 bits of numbers and their names, whatever their order."""
     return hash_text(*(f"{name}={numbers[name]}" for name in sorted(numbers)))
