@@ -141,9 +141,11 @@ class Packer:
                 raise _refuse(tensor, path)
             self.sharded[path] = tensor
             return ["sharded", path]
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            what = "quantized" if tensor.is_quantized else f"of layout {tensor.layout} on {tensor.device}"
-            raise StateError(f"{path} is a tensor {what}; a checkpoint holds dense tensors with data")
+        is_odd = {"quantized": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
+        if what := next((word for word, is_so in is_odd.items() if is_so), ""):
+            raise StateError(f"{path} is a {what} tensor; a checkpoint holds dense tensors with data")
+        if tensor.layout is not torch.strided:
+            raise StateError(f"{path} is a tensor of layout {tensor.layout}; a checkpoint holds dense tensors with data")
         return ["tensor", self.add(tensor.detach(), path), name_of(tensor.dtype), list(tensor.shape)]
 
     def _pack_numpy(self, value: Any, path: str) -> Any:

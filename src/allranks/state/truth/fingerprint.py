@@ -44,9 +44,9 @@ _PART_OF_BYTE = re.compile(r"torch\.(?:u?int[1-7]|float4_\w+)")
 
 
 def can_watch(tensor: Tensor) -> bool:
-    """Whether it has a fingerprint: sparse, quantized and meta tensors have none."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-    return is_plain and not _PART_OF_BYTE.fullmatch(str(tensor.dtype))
+    """Whether it has a fingerprint: sparse, quantized, nested and meta tensors have none."""
+    is_odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta
+    return not is_odd and not _PART_OF_BYTE.fullmatch(str(tensor.dtype))
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
