@@ -189,3 +189,12 @@ def test_who_changes_a_tensor_follows_from_the_optimizers_and_without_one_all_pa
         expected |= {"norm/bias": Role.WEIGHT if optimizer else Role.TRAINED, "best/2.bias": roles["norm/bias"]}
         assert {name: roles[name] for name in expected} == expected
     assert {role for name, role in roles.items() if name.startswith("optimizer/")} == {Role.TRAINED}
+
+
+class FullyShardedDataParallel(torch.nn.Linear):
+    """What torch's FSDP1 is called."""
+
+
+def test_fsdp1_is_refused_since_a_checkpoint_would_give_all_ranks_rank_0s_optimizer_state():
+    with pytest.raises(UsageError, match=r"rank 0's alone: use fully_shard \(FSDP2\)$"):
+        Parts({"model": torch.nn.Sequential(FullyShardedDataParallel(2, 2))})

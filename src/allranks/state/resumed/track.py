@@ -148,10 +148,9 @@ class Tracked:
                 say(f"begins at step 0, and saves checkpoints in {self.checkpoints.directory}")
             return
         kept, why, lines = loaded.common["parts"], "", list[str]()
+        state = self._parts.state()  # on all ranks: it may be gathered from them
         if self._membership.is_leader:
-            why, lines = experiment.compare(
-                loaded.directory, loaded.common, self._parts.state(), named=named, is_partial=partial
-            )
+            why, lines = experiment.compare(loaded.directory, loaded.common, state, named=named, is_partial=partial)
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
         self._wrapped.keep(loaded.common.get("buckets"))

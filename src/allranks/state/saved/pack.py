@@ -145,7 +145,9 @@ class Packer:
         if what := next((word for word, is_so in is_odd.items() if is_so), ""):
             raise StateError(f"{path} is a {what} tensor; a checkpoint holds dense tensors with data")
         if tensor.layout is not torch.strided:
-            raise StateError(f"{path} is a tensor of layout {tensor.layout}; a checkpoint holds dense tensors with data")
+            raise StateError(
+                f"{path} is a tensor of layout {tensor.layout}; a checkpoint holds dense tensors with data"
+            )
         return ["tensor", self.add(tensor.detach(), path), name_of(tensor.dtype), list(tensor.shape)]
 
     def _pack_numpy(self, value: Any, path: str) -> Any:
