@@ -205,7 +205,7 @@ class Odd:
         ({Odd(): 1}, r"^a key of common is a .*\.Odd,"),
         ({"f": lambda: 0}, r"^common\['f'\] is a builtins\.function,"),
         ([np.array([Odd()])], r"^common\[0\] is a numpy\.ndarray,"),
-        ([torch.eye(2).to_sparse()], r"^common\[0\] is a tensor of layout torch.sparse_coo; a checkpoint holds"),
+        ([torch.eye(2).to_sparse()], r"^common\[0\] is a torch.sparse_coo tensor; a checkpoint holds"),
         ([torch.empty(2, device="meta")], r"^common\[0\] is a meta tensor;"),
     ],
 )

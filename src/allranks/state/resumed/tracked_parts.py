@@ -38,8 +38,8 @@ class Parts:
         self.is_compiled = any("_orig_mod" in own._modules or own._compiled_call_impl is not None for own in inside)
         if any(type(own).__name__ == "FullyShardedDataParallel" for own in inside):
             raise UsageError(
-                "track(): of FullyShardedDataParallel (FSDP1) each rank has an optimizer state of its own, and a checkpoint "
-                "would hold rank 0's alone: use fully_shard (FSDP2)"
+                "track(): of FullyShardedDataParallel (FSDP1) each rank has an optimizer state of its own, and a "
+                "checkpoint would hold rank 0's alone: use fully_shard (FSDP2)"
             )
         for name, state in self.state().items():
             try:
