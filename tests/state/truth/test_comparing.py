@@ -377,6 +377,22 @@ def test_what_a_script_writes_into_a_buffer_on_one_rank_alone_is_no_fault(
     assert [own.equal_step for _, own in ranks] == [11] * num_ranks
 
 
+UPDATED = ["not replicated from step 8 on: 1 tensor (model/frozen)"]
+
+
+@pytest.mark.parametrize(("apart", "is_fault"), [(1e-9, False), (0.1, True)])
+def test_frozen_weights_that_were_rounded_on_one_rank_are_no_fault(apart: float, is_fault: bool):
+    """An adapter was merged into them, and taken out again: few of them are not as before, by their last bit."""
+
+    def merge(state: State) -> None:
+        first = state["model"]["frozen"].view(-1)[:3]
+        first.copy_(torch.nextafter(first, torch.tensor(9.0)) + apart)
+
+    ranks, said = train(3, at(7, 0, merge))
+    assert [line.partition(";")[0] for line in said] == UPDATED[is_fault:]
+    assert all(isinstance(own, ReplicaError) for own in ranks) is is_fault
+
+
 @pytest.mark.parametrize(
     ("change", "name"), [(flip("model", "pos_"), "pos_"), (write("mean_", 7, 0.3), "mean_"), (flip("best", "e"), "e")]
 )

@@ -352,7 +352,7 @@ class Tracked:
             self._telling.carry_out(order)
         if agreed.leaves:
             own = "SIGTERM" if self._is_leave_wanted else "another rank was told to"
-            self._leave(order.why if order is not None else own)
+            self._leave(order.why.partition(":")[0] if order is not None else own)
 
     def _hold(self) -> None:
         """Before the first step; who only loads and evaluates is in nobody's way."""

@@ -363,10 +363,10 @@ class Comparing:
         found = list[int]()
         for suspect in suspects:
             other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
-            counts = count_differences(own, other) if self._membership.rank in suspect.ranks else (0, 0)
+            counts = count_differences(own, other) if self._membership.rank in suspect.ranks else (0, 0, 0)
             found += [*counts, 1 if other is None else other.numel()]
         largest = iter(self.talks.largest(*found) if found else ())
-        told = zip(suspects, largest, largest, largest, strict=True)
+        told = zip(suspects, *[largest] * 4, strict=True)
         return {own.name: Difference(*numbers) for own, *numbers in told}
 
     def _fetch(self, suspect: DifferingTensor, reports: Sequence[ReplicaReport]) -> torch.Tensor | None:

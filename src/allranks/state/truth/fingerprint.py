@@ -66,15 +66,19 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def count_differences(own: Tensor | None, other: Tensor | None) -> tuple[int, int]:
-    """Return how many elements differ, and how many bits; 0 bits where one of the other's elements there is whole."""
+def count_differences(own: Tensor | None, other: Tensor | None) -> tuple[int, int, int]:
+    """Return the first three fields of `odd_one.Difference`; of tensors of two forms, one element differs."""
     if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
-        return 1, 0
+        return 1, 0, 0
     odd = (bytes_of(own) ^ bytes_of(other)).view(-1, own.element_size())
     is_odd = (odd != 0).any(1)
-    values = other.reshape(-1)[is_odd].double() if other.is_floating_point() else torch.zeros(1)
-    bits = sum(int((odd >> place & 1).sum()) for place in range(8)) if bool((values % 1 > 0).all()) else 0
-    return int(is_odd.sum()), bits
+    elements = int(is_odd.sum())
+    if not elements or not other.is_floating_point():
+        return elements, 0, 0
+    before, after = (one.reshape(-1)[is_odd].double() for one in (other, own))
+    bits, are_fractions = sum(int((odd >> place & 1).sum()) for place in range(8)), bool((before % 1 > 0).all())
+    last_bit = torch.finfo(other.dtype).eps * other.float().abs().max()
+    return elements, bits * are_fractions, int(bits > 1 and bool((after - before).abs().max() <= last_bit))
 
 
 def hash_numbers(numbers: Mapping[str, int]) -> int:

@@ -12,8 +12,9 @@ which all were equal, and by numbers that all have seen. Only tensors are compar
 a flipped bit hits one, and scripts change some on one rank alone.
 
 What an optimizer changes must be equal once it is watched. Whatever else differs may be an update, which a script makes
-on one rank alone: its best weights, an average, a history, a counter. It is one if it changes much of a tensor. It may
-also change little of what is no parameter: there, a fault is one bit of a frozen fraction, or few watched fractions.
+on one rank alone: its best weights, an average, a history, a counter, an adapter that it merges and takes out again. It
+is one if it changes much of a tensor, or rounds some of it. It may also change little of what is no parameter: there, a
+fault is one bit of a frozen fraction, or few watched fractions.
 
 Only ranks of one group are compared: those whose hardware, torch and number of threads compute the same bits, and whose
 tensors are the same shards. More than half of a group outvote the others. Of two ranks, or in a tie, nobody is named,
@@ -50,6 +51,8 @@ class Difference(NamedTuple):
     elements: int
     fraction_bits: int
     """0 where one of these elements was a whole number, as counters, flags and empty places are."""
+    is_rounded: int
+    """More than one bit differs, by no more than the largest element's last one: something was added and taken off."""
     of: int
     """Elements that it has."""
 
@@ -195,8 +198,8 @@ def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, Diffe
 
 
 def _is_update(suspect: DifferingTensor, difference: Difference) -> bool:
-    elements, bits, of = difference
-    if elements == of or elements > max(1, of * UPDATE_SHARE):
+    elements, bits, is_rounded, of = difference
+    if elements == of or elements > max(1, of * UPDATE_SHARE) or is_rounded:
         return True
     return suspect.role is Role.OTHER and (bits == 0 or (suspect.is_frozen and bits > 1))
 
