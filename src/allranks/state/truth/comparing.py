@@ -40,7 +40,6 @@ from allranks.state.truth.corruption import OnCorruption, ReplicaError, describe
 from allranks.state.truth.fingerprint import count_differences, hash_numbers
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
 from allranks.state.truth.odd_one import (
-    WATCHED,
     Difference,
     DifferingTensor,
     ReplicaReport,
@@ -194,7 +193,7 @@ class Comparing:
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
             trained = (name for name, role in self._read_roles(self._known).items() if role is Role.TRAINED)
-            self._seen = dict.fromkeys(trained, WATCHED)
+            self._seen = dict.fromkeys(trained, Seen(num_changes=2))  # it was equal when it was saved
             self._known = None
 
     # Saves
@@ -298,7 +297,8 @@ class Comparing:
             self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
-        doubtful = [own for own in judged.suspects if own.may_be_update and self._known is None]
+        is_new = self._known is None
+        doubtful = [own for own in judged.suspects if own.is_frozen or (is_new and own.role is not Role.TRAINED)]
         updated = find_updates(doubtful, self._count(doubtful, reports))
         self._leave_out(updated, f" from step {step} on")
         if suspects := [own for own in judged.suspects if own.name not in updated]:

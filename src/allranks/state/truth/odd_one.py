@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from typing import NamedTuple
 
 UPDATE_SHARE = 0.01
@@ -37,12 +37,9 @@ the only one: a script may keep its best loss on rank 0 alone."""
 class Role(Enum):
     """Who changes a tensor."""
 
-    TRAINED = auto()
-    """An optimizer, and nobody else: a parameter, or the optimizer's own state."""
-    WEIGHT = auto()
-    """Nobody, or the script as a whole: another parameter, such as those of an average."""
-    OTHER = auto()
-    """The script, maybe element by element: a buffer, or the state of another object."""
+    TRAINED = "an optimizer alone: a parameter, or the optimizer's own state"
+    WEIGHT = "nobody, or the script as a whole: another parameter, such as those of an average"
+    OTHER = "the script, maybe element by element: a buffer, or the state of another object"
 
 
 class Difference(NamedTuple):
@@ -54,7 +51,6 @@ class Difference(NamedTuple):
     is_rounded: int
     """More than one bit differs, by no more than the largest element's last one: something was added and taken off."""
     of: int
-    """Elements that it has."""
 
 
 class Seen(NamedTuple):
@@ -76,10 +72,6 @@ class Seen(NamedTuple):
         is_new = self.number is None
         num_changes = self.num_changes + (not is_new and number != self.number)
         return Seen(number, num_changes, not is_new and num_changes == 0)
-
-
-WATCHED = Seen(num_changes=2)
-"""Of what an optimizer changes, after a load: it was equal when it was saved."""
 
 
 class TensorReport(NamedTuple):
@@ -117,11 +109,6 @@ class DifferingTensor(NamedTuple):
     is_decided: bool
     is_frozen: bool = False
     role: Role = Role.TRAINED
-
-    @property
-    def may_be_update(self) -> bool:
-        """Whether a script may have changed it on some ranks alone."""
-        return self.is_frozen or self.role is not Role.TRAINED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
