@@ -108,8 +108,8 @@ class Comparing:
         """What is not replicated, and never compared again."""
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
-        self._known: dict[str, int] | None = None
-        """After a load: what the checkpoint says."""
+        self._is_loading = False
+        """What is seen is what the checkpoint says."""
         self._exponent = self._proposed = self._num_checks = 0
         """The exponent of now, and rank 0's next one: of many ranks there is always one that measured too much."""
         self._last_step, self._last_s, self._check_s = -1, 0.0, 0.0
@@ -189,12 +189,13 @@ class Comparing:
         if self._is_on:  # measured, some ranks can be compared
             own = self._compared()
             known = common.get("fingerprints", own)
-            self._known = {name: known[name] for name in own if name in known and name.split("/")[0] in parts}
+            self._seen = {name: Seen(known[name]) for name in own if name in known and name.split("/")[0] in parts}
+            self._is_loading = True
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
-            trained = (name for name, role in self._read_roles(self._known).items() if role is Role.TRAINED)
+            trained = (name for name, role in self._read_roles(self._seen).items() if role is Role.TRAINED)
             self._seen = dict.fromkeys(trained, Seen(num_changes=2))  # it was equal when it was saved
-            self._known = None
+            self._is_loading = False
 
     # Saves
 
@@ -235,13 +236,11 @@ class Comparing:
         Args:
             numbers: what this rank has. A script may have set another number of threads since the last time.
         """
-        forms, known = self._contents.forms(), self._known
-        seen = self._seen if known is None else {name: Seen(number) for name, number in known.items()}
-        told = numbers if known is None else known
+        forms, told = self._contents.forms(), self._seen if self._is_loading else numbers
         compared = [name for name in told if name in forms and name not in self._dropped]
         own = ReplicaReport(
             entries={
-                name: TensorReport(numbers[name], seen.get(name, Seen()), forms[name], role)
+                name: TensorReport(numbers[name], self._seen.get(name, Seen()), forms[name], role)
                 for name, role in self._read_roles(compared).items()
             },
             group=_describe_group(self._contents),
@@ -291,14 +290,14 @@ class Comparing:
     def _examine(self, step: int) -> None:
         self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
         reports = self.exchange(self.numbers)
-        judged = judge(reports, is_loaded=self._known is not None)
+        judged = judge(reports, is_loaded=self._is_loading)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
             self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
-        is_new = self._known is None
-        doubtful = [own for own in judged.suspects if own.is_frozen or (is_new and own.role is not Role.TRAINED)]
+        may_be_updates = [own for own in judged.suspects if own.is_frozen or own.role is not Role.TRAINED]
+        doubtful = [] if self._is_loading else may_be_updates
         updated = find_updates(doubtful, self._count(doubtful, reports))
         self._leave_out(updated, f" from step {step} on")
         if suspects := [own for own in judged.suspects if own.name not in updated]:
@@ -306,7 +305,7 @@ class Comparing:
             what = describe_bits(suspects, count, reports, step=step, equal_step=self.equal_step)
             if not self._heal(suspects, reports, what, step):
                 raise self._error(what, suspects[0], reports)
-        if self._known is None:
+        if not self._is_loading:
             self._agree(step)
 
     def _examine_before(self) -> None:
