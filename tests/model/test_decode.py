@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import msgspec
 import pytest
 
@@ -49,3 +52,31 @@ def test_fields_are_read_each_alone():
 def test_lines_of_curves_that_are_none_are_left_out():
     lines = [b'{"step": 1, "time_s": 1, "values": {}}', b'{"step": ' + 100_000 * b"[", b'{"values": {"\xff": 1}}', b""]
     assert [point.step for point in read_curves(b"\n".join([*lines, lines[0]]))] == [1, 1]
+
+
+_TURNS = """
+import threading, time, msgspec
+from allranks.model.foreign import decode_json
+
+def slow():
+    time.sleep(0.05)
+    return int
+
+class Inner(msgspec.Struct):
+    number: "slow()"
+
+class Outer(msgspec.Struct):
+    inner: Inner
+
+def decode():
+    print(decode_json(b'{"inner": {"number": 1}}', Outer))
+
+threads = [threading.Thread(target=decode) for _ in range(3)]
+[thread.start() for thread in threads]
+"""
+
+
+def test_threads_that_use_a_type_for_the_first_time_take_turns():
+    """Else msgspec ends the process with SIGSEGV: the second thread finds a type without fields."""
+    done = subprocess.run([sys.executable, "-c", _TURNS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, 3 * "Outer(inner=Inner(number=1))\n")

@@ -17,6 +17,8 @@ from allranks.model.errors import UsageError
 from allranks.state.resumed.track import Tracked
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
+from allranks.state.truth.contents import Contents
+from allranks.state.truth.odd_one import Role
 
 pytestmark = pytest.mark.torch
 
@@ -172,3 +174,27 @@ def test_an_optimizer_makes_no_step_while_it_is_tracked_saved_or_loaded(tmp_path
                 stepped(optimizer)
                 assert state.save()
         assert {float(own["step"]) for own in optimizer.state.values()} == {1.0}
+
+
+def test_who_changes_a_tensor_follows_from_the_optimizers_and_without_one_all_parameters_are_trained():
+    model, copy, norm = layers(), layers(1), torch.nn.BatchNorm1d(2)
+    parts: dict[str, Any] = {"model": model, "best": copy, "norm": norm}
+    for optimizer in (None, torch.optim.SGD([*model.parameters(), norm.weight], momentum=0.9)):
+        if optimizer is not None:
+            stepped(optimizer)
+            parts["optimizer"] = optimizer
+        own = Parts(parts)
+        roles = own.roles(Contents.of(own.state()).tensors)
+        expected = {"model/0.weight": Role.TRAINED, "norm/weight": Role.TRAINED, "norm/running_mean": Role.OTHER}
+        expected |= {"norm/bias": Role.WEIGHT if optimizer else Role.TRAINED, "best/2.bias": roles["norm/bias"]}
+        assert {name: roles[name] for name in expected} == expected
+    assert {role for name, role in roles.items() if name.startswith("optimizer/")} == {Role.TRAINED}
+
+
+class FullyShardedDataParallel(torch.nn.Linear):
+    """What torch's FSDP1 is called."""
+
+
+def test_fsdp1_is_refused_since_a_checkpoint_would_give_all_ranks_rank_0s_optimizer_state():
+    with pytest.raises(UsageError, match=r"rank 0's alone: use fully_shard \(FSDP2\)$"):
+        Parts({"model": torch.nn.Sequential(FullyShardedDataParallel(2, 2))})

@@ -22,6 +22,7 @@ import msgspec
 from allranks.causes.cause import Cause, Family, Sign, Trait
 from allranks.model.errors import Exit, UsageError
 from allranks.model.fact_kind import Said
+from allranks.model.foreign import TURN
 
 TEXT = Path(__file__).parent / "text"
 BOOK = Path(__file__).parent / "book.json"
@@ -171,9 +172,10 @@ def expand(pattern: str, parts: Mapping[str, str]) -> str:
 
 @functools.cache
 def _book() -> Book:
-    if TEXT.is_dir():
-        return read_book(TEXT)
-    return msgspec.json.decode(BOOK.read_bytes(), type=Book, strict=False)
+    with TURN:
+        if TEXT.is_dir():
+            return read_book(TEXT)
+        return msgspec.json.decode(BOOK.read_bytes(), type=Book, strict=False)
 
 
 def all_causes() -> tuple[Cause, ...]:

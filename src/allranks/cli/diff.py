@@ -68,7 +68,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
         lines = [f"also differs  {name}: {a or 'none'} -> {b or 'none'}" for name, a, b in unlike]
         lines += [f"healed        {place}: a replica got the bits of others: not the undisturbed run"
                   for place in healed]  # fmt: skip
-        _print([*lines, *_say(parting, records, lacking)])
+        click.echo("\n".join(map(printable, [*lines, *_say(parting, records, lacking)])))
     outcome: RerunOutcome | None = None
     if is_rerun and parting.until is not None:
         can_ask = not as_json and sys.stdin.isatty()
@@ -80,7 +80,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
         document |= {"replay": outcome and asdict(outcome)} if is_rerun else {}
         click.echo(json.dumps(document, indent=2))
     elif outcome is not None:
-        _print(describe_outcome(outcome, parting.num_ranks))
+        click.echo("\n".join(map(printable, describe_outcome(outcome, parting.num_ranks))))
     elif is_rerun and exit_code == Exit.USER_CODE:
         say("nothing was run")
     return exit_code
@@ -199,8 +199,3 @@ def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
         return [*lines, f"no difference between the replays; {count_of(outcome.parting.num_steps, 'step')} compared"]
     what = f"what differs at step {outcome.parting.until}, was changed outside of them"
     return [*lines, f"no operation of torch differs; {what}: {say_names(outcome.parting.differing)}"]
-
-
-def _print(lines: Sequence[str]) -> None:
-    for line in lines:
-        click.echo(printable(line))

@@ -5,18 +5,22 @@
     except Unreadable as exc: ...
 
 Whatever the bytes are, nothing else is raised: msgspec alone also raises UnicodeDecodeError and RecursionError.
+Threads may decode at once: they take turns, since msgspec 0.22 crashes where two of them use a type for the first time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import threading
 from typing import Any, TypeVar
 
 import msgspec
 
 _Kind = TypeVar("_Kind")
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
+TURN = threading.RLock()
+"""Held by who decodes into a type that another thread may use for the first time: its fields are not all known yet."""
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises where bytes are not what they should be."""
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(?P<half>u[dD][89a-fA-F]\w\w)|.)", re.DOTALL)
@@ -36,7 +40,8 @@ def decode_json(data: bytes | msgspec.Raw, kind: type[_Kind] | Any) -> _Kind | A
     """
     try:
         try:
-            return msgspec.json.decode(data, type=kind)
+            with TURN:
+                return msgspec.json.decode(data, type=kind)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:

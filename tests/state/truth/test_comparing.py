@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from allranks.causes.book import find_cause
 from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
 from allranks.state.truth import comparing as module
 from allranks.state.truth.comparing import Comparing, choose_exponent
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
+from allranks.state.truth.odd_one import Role
 
-find_cause("AR610")  # reads all causes now: msgspec crashes where threads, as the ranks here, make its types at once
 State = dict[str, dict[str, Any]]
 Strike = Callable[[int, int, State], None]
 """What happens to the state of a rank after a step: step, rank, state."""
@@ -58,9 +57,15 @@ def comparing_of(
     policy: OnCorruption = OnCorruption.ROLL_BACK,
     say: Callable[[str], object] = str,
 ) -> Comparing:
-    parts: Any = SimpleNamespace(state=read, optimizers=[], parameters=lambda: read()["model"])
+    parts: Any = SimpleNamespace(state=read, optimizers=[], parameters=lambda: read()["model"], roles=roles_of)
     checkpoints: Any = SimpleNamespace(roll_back=lambda: verified, directory=Path("/nowhere"))
     return Comparing(parts, checkpoints, policy=policy, talks=talks, say=say if talks.membership.is_leader else str)
+
+
+def roles_of(names: Iterable[str]) -> dict[str, Role]:
+    """As Parts has it, of these states: all other names are buffers."""
+    known = {"model": Role.TRAINED, "optimizer": Role.TRAINED, "best": Role.WEIGHT}
+    return {name: Role.OTHER if "_" in name else known.get(name.split("/")[0], Role.OTHER) for name in names}
 
 
 def state_of_training() -> State:
@@ -84,6 +89,7 @@ def train(
     steps: int = 12,
     verified: Sequence[str] = ("step 5",),
     saves_at: int | None = None,
+    begin: Callable[[Comparing], object] = id,
     read: Callable[[State], State] = lambda state: state,
 ) -> tuple[list[Any], list[str]]:
     """Return the state, or the error, of each rank, and what rank 0 said."""
@@ -93,6 +99,7 @@ def train(
         state = state_of_training()
         talks: Any = Talks(rank, shared, barrier)
         own = comparing_of(lambda: read(state), talks, policy=policy, verified=verified, say=said.append)
+        begin(own)
         try:
             for step in range(steps):
                 if words := own.words(step):
@@ -331,6 +338,89 @@ def test_a_best_loss_that_rank_0_alone_keeps_beside_a_step_is_no_fault(kind: Any
     assert [own.equal_step for _, own in ranks] == [11] * num_ranks
 
 
+def buffers(step: int, state: State) -> None:
+    """Buffers of a model, by the names of their kinds: `_`."""
+    position, history = torch.arange(300.0).add(0.5).sin(), torch.zeros(300)
+    new = {"pos_": position, "history_": history, "flags_": history > 1, "seen_": torch.zeros(()), "mean_": position}
+    state["model"].update({name: own.clone() for name, own in new.items() if name not in state["model"]})
+    state["model"]["seen_"] += 1
+    state["model"]["mean_"] *= 0.9
+
+
+def write(name: str, place: int, value: float) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        state["model"][name].view(-1)[place] = value
+
+    return change
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (write("history_", 7, 0.3), "history_"),  # a place that was empty
+        (write("flags_", 7, 1), "flags_"),
+        (write("pos_", 7, 0.3), "pos_"),  # of a ring, which was full
+        (lambda state: state["model"]["seen_"].add_(1), "seen_"),  # a forward pass on one rank: BatchNorm counts it
+        (lambda state: state["model"]["mean_"].mul_(0.9), "mean_"),
+    ],
+)
+def test_what_a_script_writes_into_a_buffer_on_one_rank_alone_is_no_fault(
+    change: Callable[[State], None], name: str, num_ranks: int
+):
+    def strike(step: int, rank: int, state: State) -> None:
+        buffers(step, state)
+        at(7, 0, change)(step, rank, state)
+
+    ranks, said = train(num_ranks, strike)
+    assert said == [f"not replicated from step 8 on: 1 tensor (model/{name}); not compared between ranks"]
+    assert [own.equal_step for _, own in ranks] == [11] * num_ranks
+
+
+UPDATED = ["not replicated from step 8 on: 1 tensor (model/frozen)"]
+
+
+@pytest.mark.parametrize(("apart", "is_fault"), [(1e-9, False), (0.1, True)])
+def test_frozen_weights_that_were_rounded_on_one_rank_are_no_fault(apart: float, is_fault: bool):
+    """An adapter was merged into them, and taken out again: few of them are not as before, by their last bit."""
+
+    def merge(state: State) -> None:
+        first = state["model"]["frozen"].view(-1)[:3]
+        first.copy_(torch.nextafter(first, torch.tensor(9.0)) + apart)
+
+    ranks, said = train(3, at(7, 0, merge))
+    assert [line.partition(";")[0] for line in said] == UPDATED[is_fault:]
+    assert all(isinstance(own, ReplicaError) for own in ranks) is is_fault
+
+
+@pytest.mark.parametrize(
+    ("change", "name"), [(flip("model", "pos_"), "pos_"), (write("mean_", 7, 0.3), "mean_"), (flip("best", "e"), "e")]
+)
+def test_one_bit_of_a_frozen_fraction_and_few_watched_ones_are_a_fault_also_in_a_buffer(
+    change: Callable[[State], None], name: str
+):
+    def strike(step: int, rank: int, state: State) -> None:
+        buffers(step, state)
+        state.setdefault("best", {"e": torch.ones(300)})
+        at(7, 1, change)(step, rank, state)
+
+    assert f"/{name}: 1 of 300 elements at step 8, equal at step 7; " in message_of(train(3, strike)[0])
+
+
+def test_better_weights_that_one_rank_keeps_are_an_update_also_of_the_few_rows_of_an_embedding_that_are_new():
+    """Others had kept the same ones twice: each goes by its own loss."""
+
+    def strike(step: int, rank: int, state: State) -> None:
+        best = state.setdefault("best", {"rows": torch.zeros(1000), "w": torch.zeros(9)})
+        if step in (2, 4) or (step == 7 and rank == 1):
+            best["w"] += 1
+            best["rows"][step] += 1
+
+    ranks, said = train(3, strike)
+    assert said == ["not replicated from step 8 on: 2 tensors (best/rows, best/w); not compared between ranks"]
+    assert [own.equal_step for _, own in ranks] == [11, 11, 11]
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_ranks_that_begin_to_train_apart_are_no_longer_compared(num_ranks: int):
     def apart(step: int, rank: int, state: State) -> None:
@@ -378,6 +468,17 @@ def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(
         (message,) = {*pool.map(life, range(num_ranks))}
     assert " rank 1 on n07 has other bits than " in message
     assert "in model/v: 1 of 600 elements at step 8, never equal before; " in message
+
+
+def test_after_a_load_what_an_optimizer_changes_is_watched_from_the_first_step_on():
+    """Else a device that is faulty again at once, after a roll-back, would only be said to have a state of its own."""
+
+    def begin(own: Comparing) -> None:
+        own.loaded(8, ["model"], {})
+
+    ranks, said = train(3, at(0, 2, flip("model", "w")), begin=begin)
+    assert "rank 2 on n07 has other bits than 2 others, in model/w: 1 of 600 elements at step 1," in message_of(ranks)
+    assert said == []
 
 
 def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiples_of_a_power_of_two(

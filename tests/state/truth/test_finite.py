@@ -23,7 +23,7 @@ from allranks.state.truth.corruption import OnCorruption, ReplicaError
 from allranks.state.truth.finite import Finiteness, NotFiniteError
 from conftest import wait_until
 from state.test_loops import tracked
-from state.truth.test_comparing import Talks
+from state.truth.test_comparing import Talks, roles_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -141,7 +141,10 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
         torch.nn.init.constant_(model.weight, 0.5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         parts: Any = SimpleNamespace(
-            state=lambda: {"model": model.state_dict()}, optimizers=[optimizer], parameters=lambda: {"w": model.weight}
+            roles=roles_of,
+            state=lambda: {"model": model.state_dict()},
+            optimizers=[optimizer],
+            parameters=lambda: {"w": model.weight},
         )
         steps = ["step 4", "step 8 once that is written"]
         checkpoints: Any = SimpleNamespace(roll_back=lambda: steps, directory=Path("/nowhere"))

@@ -398,10 +398,6 @@ def test_tensors_that_come_and_go_with_gradients_of_their_own_are_no_reason_to_r
     assert try_out(f, life.batch, life.parts, synchronized, set()) == ""
 
 
-class FullyShardedDataParallel(torch.nn.Linear):
-    """Torch's first FSDP by its name."""
-
-
 @pytest.mark.parametrize(
     ("function", "every", "module", "why"),
     [
@@ -410,7 +406,6 @@ class FullyShardedDataParallel(torch.nn.Linear):
         (None, 5, torch.nn.Linear(2, 1), r"replay=NoneType\): expected f\(batch\)"),
         ([1], 5, torch.nn.Linear(2, 1), r"replay=list\): expected f\(batch\)"),
         (len, 5, torch.nn.Sequential(torch.nn.SyncBatchNorm(3)), "model has SyncBatchNorm, so no single rank can"),
-        (len, 5, torch.nn.Sequential(FullyShardedDataParallel(2, 1)), "model is sharded, so no single rank can"),
     ],
 )
 def test_what_can_never_be_replayed_is_refused(function: Any, every: Any, module: torch.nn.Module, why: str):

@@ -148,10 +148,9 @@ class Tracked:
                 say(f"begins at step 0, and saves checkpoints in {self.checkpoints.directory}")
             return
         kept, why, lines = loaded.common["parts"], "", list[str]()
+        state = self._parts.state()  # on all ranks: it may be gathered from them
         if self._membership.is_leader:
-            why, lines = experiment.compare(
-                loaded.directory, loaded.common, self._parts.state(), named=named, is_partial=partial
-            )
+            why, lines = experiment.compare(loaded.directory, loaded.common, state, named=named, is_partial=partial)
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
         self._wrapped.keep(loaded.common.get("buckets"))
@@ -353,7 +352,7 @@ class Tracked:
             self._telling.carry_out(order)
         if agreed.leaves:
             own = "SIGTERM" if self._is_leave_wanted else "another rank was told to"
-            self._leave(order.why if order is not None else own)
+            self._leave(order.why.partition(":")[0] if order is not None else own)
 
     def _hold(self) -> None:
         """Before the first step; who only loads and evaluates is in nobody's way."""

@@ -7,7 +7,7 @@ the form of torch's `get_optimizer_state_dict`; as its own `state_dict` has it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
 from allranks.state.saved.pack import Packer, StateError, is_dtensor
+from allranks.state.truth.odd_one import Role
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
@@ -35,6 +36,11 @@ class Parts:
         self.modules = {name: part for name, part in self.live.items() if isinstance(part, torch.nn.Module)}
         inside = [own for part in parts.values() if isinstance(part, torch.nn.Module) for own in part.modules()]
         self.is_compiled = any("_orig_mod" in own._modules or own._compiled_call_impl is not None for own in inside)
+        if any(type(own).__name__ == "FullyShardedDataParallel" for own in inside):
+            raise UsageError(
+                "track(): of FullyShardedDataParallel (FSDP1) each rank has an optimizer state of its own, and a "
+                "checkpoint would hold rank 0's alone: use fully_shard (FSDP2)"
+            )
         for name, state in self.state().items():
             try:
                 Packer().pack(state, name)
@@ -97,6 +103,20 @@ class Parts:
         """Return those of all modules, by part and name."""
         named = {part: _named(module) for part, module in self.modules.items()}
         return {f"{part}/{key}": own for part, pairs in named.items() for key, own in pairs}
+
+    def roles(self, names: Iterable[str]) -> dict[str, Role]:
+        """Return who changes each tensor, by the part and path that name it."""
+        owners = {part: own for part, own in self.live.items() if hasattr(own, "param_groups")}
+        optimized = {id(one) for own in owners.values() for group in own.param_groups for one in group["params"]}
+        parameters = self.parameters()
+        roles = dict.fromkeys(names, Role.OTHER)
+        for name in roles:
+            if name in parameters:
+                is_trained = not optimized or id(parameters[name]) in optimized
+                roles[name] = Role.TRAINED if is_trained else Role.WEIGHT
+            elif name.partition("/")[0] in owners:
+                roles[name] = Role.TRAINED
+        return roles
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

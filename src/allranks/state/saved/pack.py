@@ -141,9 +141,10 @@ class Packer:
                 raise _refuse(tensor, path)
             self.sharded[path] = tensor
             return ["sharded", path]
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
-            what = "quantized" if tensor.is_quantized else f"of layout {tensor.layout} on {tensor.device}"
-            raise StateError(f"{path} is a tensor {what}; a checkpoint holds dense tensors with data")
+        kinds = {"quantized": tensor.is_quantized, "nested": tensor.is_nested, "meta": tensor.is_meta}
+        kinds[str(tensor.layout)] = tensor.layout is not torch.strided
+        for kind in (name for name, is_one in kinds.items() if is_one):
+            raise StateError(f"{path} is a {kind} tensor; a checkpoint holds dense tensors with data")
         return ["tensor", self.add(tensor.detach(), path), name_of(tensor.dtype), list(tensor.shape)]
 
     def _pack_numpy(self, value: Any, path: str) -> Any:

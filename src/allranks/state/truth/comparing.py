@@ -37,11 +37,13 @@ from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.corruption import OnCorruption, ReplicaError, describe_bits
-from allranks.state.truth.fingerprint import bytes_of, hash_numbers
+from allranks.state.truth.fingerprint import count_differences, hash_numbers
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
 from allranks.state.truth.odd_one import (
+    Difference,
     DifferingTensor,
     ReplicaReport,
+    Role,
     Seen,
     TensorReport,
     find_updates,
@@ -91,7 +93,7 @@ class Comparing:
         talks: Agreement,
         say: Callable[[str], object],
     ) -> None:
-        self._read, self._policy, self.talks, self.say = parts.state, policy, talks, say
+        self._read, self._read_roles, self._policy, self.talks, self.say = parts.state, parts.roles, policy, talks, say
         self._membership, self._directory = talks.membership, checkpoints.directory
         self._roll_back: Callable[[], list[str]] = list if policy is OnCorruption.STOP else checkpoints.roll_back
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
@@ -106,8 +108,8 @@ class Comparing:
         """What is not replicated, and never compared again."""
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
-        self._known: dict[str, int] | None = None
-        """After a load: what the checkpoint says."""
+        self._is_loading = False
+        """What is seen is what the checkpoint says."""
         self._exponent = self._proposed = self._num_checks = 0
         """The exponent of now, and rank 0's next one: of many ranks there is always one that measured too much."""
         self._last_step, self._last_s, self._check_s = -1, 0.0, 0.0
@@ -172,7 +174,7 @@ class Comparing:
         return True
 
     def loaded(self, step: int, parts: Collection[str], common: Mapping[str, Any]) -> None:
-        """Compare what was loaded, on all ranks; all of it must be equal.
+        """Compare what was loaded, on all ranks; all of it must be equal, and stay so where optimizers change it.
 
         Args:
             parts: names of those that the checkpoint has.
@@ -187,10 +189,13 @@ class Comparing:
         if self._is_on:  # measured, some ranks can be compared
             own = self._compared()
             known = common.get("fingerprints", own)
-            self._known = {name: known[name] for name in own if name in known and name.split("/")[0] in parts}
+            self._seen = {name: Seen(known[name]) for name in own if name in known and name.split("/")[0] in parts}
+            self._is_loading = True
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
-            self._known = None
+            trained = (name for name, role in self._read_roles(self._seen).items() if role is Role.TRAINED)
+            self._seen = dict.fromkeys(trained, Seen(num_changes=2))  # it was equal when it was saved
+            self._is_loading = False
 
     # Saves
 
@@ -231,13 +236,12 @@ class Comparing:
         Args:
             numbers: what this rank has. A script may have set another number of threads since the last time.
         """
-        forms, known = self._contents.forms(), self._known
-        seen = self._seen if known is None else {name: Seen(number) for name, number in known.items()}
+        forms, told = self._contents.forms(), self._seen if self._is_loading else numbers
+        compared = [name for name in told if name in forms and name not in self._dropped]
         own = ReplicaReport(
             entries={
-                name: TensorReport(numbers[name], seen.get(name, Seen()), forms[name])
-                for name in (numbers if known is None else known)
-                if name in forms and name not in self._dropped
+                name: TensorReport(numbers[name], self._seen.get(name, Seen()), forms[name], role)
+                for name, role in self._read_roles(compared).items()
             },
             group=_describe_group(self._contents),
             node=os.environ.get("ALLRANKS_NODE") or os.uname().nodename,
@@ -286,21 +290,22 @@ class Comparing:
     def _examine(self, step: int) -> None:
         self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
         reports = self.exchange(self.numbers)
-        judged = judge(reports, is_loaded=self._known is not None)
+        judged = judge(reports, is_loaded=self._is_loading)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
             self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
-        frozen = [own for own in judged.suspects if own.is_frozen]
-        updated = find_updates(frozen, self._count(frozen, reports))
+        may_be_updates = [own for own in judged.suspects if own.is_frozen or own.role is not Role.TRAINED]
+        doubtful = [] if self._is_loading else may_be_updates
+        updated = find_updates(doubtful, self._count(doubtful, reports))
         self._leave_out(updated, f" from step {step} on")
         if suspects := [own for own in judged.suspects if own.name not in updated]:
             (count,) = self._count(suspects[:1], reports).values()
             what = describe_bits(suspects, count, reports, step=step, equal_step=self.equal_step)
             if not self._heal(suspects, reports, what, step):
                 raise self._error(what, suspects[0], reports)
-        if self._known is None:
+        if not self._is_loading:
             self._agree(step)
 
     def _examine_before(self) -> None:
@@ -352,19 +357,16 @@ class Comparing:
     def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
         return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
-    def _count(
-        self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]
-    ) -> dict[str, tuple[int, int]]:
-        """Return how many elements differ from the reference's, on the rank where most do, and of how many."""
-        found = list[tuple[int, int]]()
+    def _count(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> dict[str, Difference]:
+        """Return how each differs from the reference's, on the rank where most does."""
+        found = list[int]()
         for suspect in suspects:
             other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
-            odd = int(self._membership.rank in suspect.ranks)
-            if odd and own is not None and other is not None and (own.dtype, own.shape) == (other.dtype, other.shape):
-                odd = int((bytes_of(own) != bytes_of(other)).view(-1, own.element_size()).any(1).sum())
-            found.append((odd, 1 if other is None else other.numel()))
-        largest = self.talks.largest(*(number for number, _ in found)) if found else []
-        return {own.name: (number, of) for own, number, (_, of) in zip(suspects, largest, found, strict=True)}
+            counts = count_differences(own, other) if self._membership.rank in suspect.ranks else (0, 0, 0)
+            found += [*counts, 1 if other is None else other.numel()]
+        largest = iter(self.talks.largest(*found) if found else ())
+        told = zip(suspects, *[largest] * 4, strict=True)
+        return {own.name: Difference(*numbers) for own, *numbers in told}
 
     def _fetch(self, suspect: DifferingTensor, reports: Sequence[ReplicaReport]) -> torch.Tensor | None:
         """Return the tensor of the reference, which sends it to all ranks; None: it has none there."""

@@ -6,7 +6,7 @@ Of an object, such as a batch of the script's own class, its attributes count: i
 once, since objects may refer to each other; elsewhere the path of the first place stands for them. Of a sparse tensor
 its indices and values count.
 
-Limits: quantized tensors, and numbers of less than a byte, do not count.
+Limits: quantized and nested tensors, and numbers of less than a byte, do not count.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.fix import ANYBODY
 from allranks.model.hostlist import fold_hosts
 from allranks.report.text import fold_ranks
-from allranks.state.truth.odd_one import DifferingTensor, ReplicaReport
+from allranks.state.truth.odd_one import Difference, DifferingTensor, ReplicaReport
 
 
 class OnCorruption(StrEnum):
@@ -78,7 +78,7 @@ class ReplicaError(AllranksError):
 
 def describe_bits(
     suspects: Sequence[DifferingTensor],
-    count: tuple[int, int] | None,
+    count: Difference | None,
     reports: Sequence[ReplicaReport],
     *,
     step: int,
@@ -88,7 +88,7 @@ def describe_bits(
 
     Args:
         suspects: the first one stands for all.
-        count: how many of its elements differ, of how many; None: its bits are gone.
+        count: how it differs; None: its bits are gone.
         reports: of all ranks.
         equal_step: at which all were equal the last time; None: at no check of this process.
     """
@@ -99,7 +99,7 @@ def describe_bits(
         told = fold_ranks([first.reference]) if others == 1 else f"{others} others"
         what = f"{_name(first.ranks, reports)} {'has' if len(first.ranks) == 1 else 'have'} other bits than {told}"
     equal = "never equal before" if equal_step is None else f"equal at step {equal_step}"
-    counted = f"{count[0]} of {count[1]} elements" if count else "before gradients were not finite,"
+    counted = f"{count.elements} of {count.of} elements" if count else "before gradients were not finite,"
     return f"{what}, in {_first_of([own.name for own in suspects])}: {counted} at step {step}, {equal}"
 
 

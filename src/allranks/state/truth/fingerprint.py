@@ -44,9 +44,9 @@ _PART_OF_BYTE = re.compile(r"torch\.(?:u?int[1-7]|float4_\w+)")
 
 
 def can_watch(tensor: Tensor) -> bool:
-    """Whether it has a fingerprint: sparse, quantized and meta tensors have none."""
-    is_plain = tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-    return is_plain and not _PART_OF_BYTE.fullmatch(str(tensor.dtype))
+    """Whether it has a fingerprint: sparse, quantized, nested and meta tensors have none."""
+    is_odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta
+    return not is_odd and not _PART_OF_BYTE.fullmatch(str(tensor.dtype))
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -64,6 +64,21 @@ def fingerprint(tensors: Sequence[Tensor]) -> list[int]:
 def bytes_of(tensor: Tensor) -> Tensor:
     """Return all bytes in logical order, in the tensor's own memory if they stand so there."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def count_differences(own: Tensor | None, other: Tensor | None) -> tuple[int, int, int]:
+    """Return the first three fields of `odd_one.Difference`; of tensors of two forms, one element differs."""
+    if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
+        return 1, 0, 0
+    odd = (bytes_of(own) ^ bytes_of(other)).view(-1, own.element_size())
+    is_odd = (odd != 0).any(1)
+    elements = int(is_odd.sum())
+    if not elements or not other.is_floating_point():
+        return elements, 0, 0
+    before, after = (one.reshape(-1)[is_odd].double() for one in (other, own))
+    bits, are_fractions = sum(int((odd >> place & 1).sum()) for place in range(8)), bool((before % 1 > 0).all())
+    last_bit = torch.finfo(other.dtype).eps * other.float().abs().max()
+    return elements, bits * are_fractions, int(bits > 1 and bool((after - before).abs().max() <= last_bit))
 
 
 def hash_numbers(numbers: Mapping[str, int]) -> int:

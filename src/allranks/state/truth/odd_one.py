@@ -2,15 +2,19 @@
 
     Seen                               what is known of a tensor, from checks, anew in each process
     judge(reports)                     which tensors differ, and which ranks are the odd ones
-    find_updates(frozen, counts)       which of them one rank has updated: that is no fault
+    find_updates(suspects, counts)     which of them the script has changed on some ranks alone: that is no fault
     find_majority(values)              which ranks have the number of more than half of them
 
-A tensor that has changed twice, and was equal on all ranks after that, is watched: from then on a difference is a
-fault. One that was the same at all equal checks, two at least, is frozen: a rank that changes little of it has a fault,
-one that changes much makes an update. What else differs is not replicated, and is never compared again: what each rank
-computes for itself differs before it has changed twice. All ranks learn the same, since they go by checks at which all
-were equal, and by numbers that all have seen. Only tensors are compared: numbers of Python are few, so hardly a flipped
-bit hits one, and scripts change some on one rank alone.
+A tensor that has changed twice, and was equal on all ranks after that, is watched. One that was the same at all equal
+checks, two at least, is frozen. What differs before it is either is not replicated, and is never compared again: what
+each rank computes for itself differs before it has changed twice. All ranks learn the same, since they go by checks at
+which all were equal, and by numbers that all have seen. Only tensors are compared: numbers of Python are few, so hardly
+a flipped bit hits one, and scripts change some on one rank alone.
+
+What an optimizer changes must be equal once it is watched. Whatever else differs may be an update, which a script makes
+on one rank alone: its best weights, an average, a history, a counter, an adapter that it merges and takes out again. It
+is one if it changes much of a tensor, or rounds some of it. It may also change little of what is no parameter: there, a
+fault is one bit of a frozen fraction, or few watched fractions.
 
 Only ranks of one group are compared: those whose hardware, torch and number of threads compute the same bits, and whose
 tensors are the same shards. More than half of a group outvote the others. Of two ranks, or in a tie, nobody is named,
@@ -22,11 +26,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import NamedTuple
 
 UPDATE_SHARE = 0.01
 """Of the elements: an update changes nearly all, a fault one or a few. If all have changed, it is an update, also of
 the only one: a script may keep its best loss on rank 0 alone."""
+
+
+class Role(Enum):
+    """Who changes a tensor."""
+
+    TRAINED = "an optimizer alone: a parameter, or the optimizer's own state"
+    WEIGHT = "nobody, or the script as a whole: another parameter, such as those of an average"
+    OTHER = "the script, maybe element by element: a buffer, or the state of another object"
+
+
+class Difference(NamedTuple):
+    """How a tensor differs from another one, on the rank where it does most."""
+
+    elements: int
+    fraction_bits: int
+    """0 where one of these elements was a whole number, as counters, flags and empty places are."""
+    is_rounded: int
+    """More than one bit differs, by no more than the largest element's last one: something was added and taken off."""
+    of: int
 
 
 class Seen(NamedTuple):
@@ -58,6 +82,7 @@ class TensorReport(NamedTuple):
     """After a load, with the number that the checkpoint has."""
     form: tuple[str, tuple[int, ...]]
     """Dtype and shape."""
+    role: Role = Role.TRAINED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +108,7 @@ class DifferingTensor(NamedTuple):
     """A rank of the majority; the lowest one where there is none."""
     is_decided: bool
     is_frozen: bool = False
+    role: Role = Role.TRAINED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +133,7 @@ def judge(reports: Sequence[ReplicaReport], *, is_loaded: bool = False) -> Judge
         num_parted = num_watched = 0
         for name in dict.fromkeys(name for rank in ranks for name in reports[rank].entries):
             entries = {rank: reports[rank].entries.get(name) for rank in ranks}
-            before = next(own.before for own in entries.values() if own is not None)
+            before, role = next((own.before, own.role) for own in entries.values() if own is not None)
             num_watched += before.is_watched
             values = {rank: own and own.number for rank, own in entries.items()}
             if len({*values.values()}) == 1:
@@ -124,7 +150,7 @@ def judge(reports: Sequence[ReplicaReport], *, is_loaded: bool = False) -> Judge
             odd = tuple(rank for rank in ranks if rank not in right) or tuple(ranks)
             is_decided = len(odd) < len(ranks)
             reference = right[0] if is_decided else ranks[0]
-            suspects.append(DifferingTensor(name, odd, reference, is_decided, before.is_frozen))
+            suspects.append(DifferingTensor(name, odd, reference, is_decided, before.is_frozen, role))
         is_by_script |= not is_loaded and num_parted > 1 and num_parted > num_watched / 2
     return Judged(
         suspects=tuple(sorted(suspects, key=lambda suspect: not suspect.is_decided)),
@@ -145,22 +171,24 @@ def groups_of(reports: Sequence[ReplicaReport]) -> list[list[int]]:
     return [ranks for ranks in groups.values() if len(ranks) > 1]
 
 
-def find_updates(frozen: Iterable[DifferingTensor], counts: Mapping[str, tuple[int, int]]) -> list[str]:
-    """Return the names of tensors that never changed, and that one rank has updated: that is no fault.
+def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, Difference]) -> list[str]:
+    """Return the names of tensors that the script has changed on some ranks alone: that is no fault.
 
-    What one rank changed in one part counts together: the average of the weights, and how many steps are in it.
-
-    Args:
-        counts: by name, how many elements differ, of how many.
+    Where these ranks changed much of one tensor of a part, all that they changed of that kind is an update: of the rows
+    of an embedding, a better copy of the weights may have few others.
     """
-    parts: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for suspect in frozen:
-        parts.setdefault((suspect.name.partition("/")[0], suspect.ranks), []).append(suspect.name)
-    updated = list[str]()
-    for names in parts.values():
-        different, of = (sum(counts[name][place] for name in names) for place in (0, 1))
-        updated += names if different == of or different > max(1, of * UPDATE_SHARE) else []
-    return updated
+    alike: dict[object, list[DifferingTensor]] = {}
+    for suspect in suspects:
+        alike.setdefault((suspect.name.partition("/")[0], suspect.ranks, suspect.role), []).append(suspect)
+    found = [own for own in alike.values() if any(_is_update(one, counts[one.name]) for one in own)]
+    return [suspect.name for own in found for suspect in own]
+
+
+def _is_update(suspect: DifferingTensor, difference: Difference) -> bool:
+    elements, bits, is_rounded, of = difference
+    if elements == of or elements > max(1, of * UPDATE_SHARE) or is_rounded:
+        return True
+    return suspect.role is Role.OTHER and (bits == 0 or (suspect.is_frozen and bits > 1))
 
 
 def find_majority(values: Mapping[int, int | None]) -> list[int]:

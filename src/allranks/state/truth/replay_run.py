@@ -49,11 +49,9 @@ def check(function: Replayed | None, every: int | None, parts: Mapping[str, Any]
         raise UsageError(f"track(replay={kind}): expected f(batch), which does forward and backward")
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise UsageError(f"track(replay_every={every!r}): expected steps, at least 1; for example replay_every=1000")
-    inside = [
-        (name, own) for name, part in parts.items() if isinstance(part, torch.nn.Module) for own in part.modules()
-    ]
-    for name, own in inside:
-        is_sharded = type(own).__name__ == "FullyShardedDataParallel" or any(map(is_dtensor, own._parameters.values()))
+    modules = {name: part.modules() for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+    for name, own in ((name, own) for name, inside in modules.items() for own in inside):
+        is_sharded = any(map(is_dtensor, own._parameters.values()))
         if is_sharded or isinstance(own, torch.nn.SyncBatchNorm):
             what = "is sharded" if is_sharded else "has SyncBatchNorm"
             raise UsageError(f"track(replay=): {name} {what}, so no single rank can repeat a step of it")
@@ -155,10 +153,7 @@ def try_out(
     """
     parcel, watching = pack(batch, parts), _Watching()
     if _Watching.can_run_eager or not parts.is_compiled:
-        with (
-            contextlib.suppress(Exception),
-            watching,
-        ):  # an operator that the mode does not know is none in the next run
+        with contextlib.suppress(Exception), watching:  # an operator that the mode does not know is none in the next
             run(function, parcel, parts, synchronization)
     if watching.found:
         return (
