@@ -8,13 +8,12 @@ from functools import lru_cache
 SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=|error: \*\*\* (?:JOB|STEP) \d")
 """Its steps are no training steps."""
 _TRAINS = re.compile(
-    r"\b(?:loss\b(?:['\":=\s]{1,4}-?\d|\W{0,4}\d)|(?:iter(?:ation)?|step)s?\b\W{0,3}\d)|\d(?:it/s|s/it)"
+    r"(?i)\d(?:it/s|s/it)|\bloss\b['\":=\s]{1,4}-?\d|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d"
 )
-"""For small letters, in which it takes half the time."""
 NUMBER = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 """Of a step."""
-_CHECKS = re.compile(r"(?<![a-z])(?:eval|valid|val(?![a-z])|test)")
-"""Of a step that is none of the training; for small letters."""
+_CHECKS = re.compile(r"(?i)(?<![a-z])(?:eval|valid|val(?![a-z])|test)")
+"""Of a step that is none of the training."""
 _TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
 """One of these is in each of them: to look for words takes a fifth of the time."""
 
@@ -23,9 +22,9 @@ _TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
 def is_step(text: str) -> bool:
     """Whether a line reports a step of the training. Cached: thousands of ranks end alike."""
     words = text.lower()
-    return any(word in words for word in _TRAINS_WORDS) and _TRAINS.search(words) is not None
+    return any(word in words for word in _TRAINS_WORDS) and _TRAINS.search(text) is not None
 
 
 def is_of_training(text: str) -> bool:
     """Whether a line reports a step of the training, and neither SLURM's nor one of an evaluation."""
-    return is_step(text) and SLURM.search(text) is None and _CHECKS.search(text.lower()) is None
+    return is_step(text) and SLURM.search(text) is None and _CHECKS.search(text) is None

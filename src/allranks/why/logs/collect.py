@@ -213,15 +213,15 @@ def _read_evidence(
     events = read_events(line, [patterns[index] for index in hit.patterns])
     if not events:
         return events
+    writer = writer_of(line)
     if 'File "' in line.text and any(event.kind == "frame" for event in events):
-        writer = writer_of(line)
         events = [event for event in events if event.sign is None]  # the words of a path show no cause
         if writer in quoted.margins and (last := find_end(line, hit, chunk)):
             raised = read_exception(last.text[quoted.margins.pop(writer) :], _exception())
             if raised and not _exception().search(last.text):
                 events.append(LogEvent("exception", last, raised))
     elif "Traceback (" in line.text:
-        quoted.margins[writer_of(line)] = line.text.index("Traceback (")
+        quoted.margins[writer] = line.text.index("Traceback (")
     elif quoted.covers(line, hit, chunk, place):
         return []
     elif events[0].sign is not None and is_code(line.text):  # signs stand before marks
