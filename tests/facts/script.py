@@ -197,4 +197,4 @@ def _names(blamed: Sequence[Who]) -> str:
 
 
 def tell_chain(story: Story) -> str:
-    return "=> chain: " + " -> ".join(f"{len(link)} {link[0].kind.value}" for link in story.chain())
+    return "=> chain: " + " -> ".join(f"{len(link)} {link[0].kind.value}" for link in story.chain)

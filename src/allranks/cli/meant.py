@@ -36,7 +36,7 @@ def find_meant(target: str) -> str:
         UsageError: `latest`, and there is no run here.
     """
     from allranks.report.runs import find_run, list_runs
-    from allranks.why.logs.job_files import is_job_id
+    from allranks.why.logs.sources import is_job_id
 
     if os.path.lexists(target):  # an existing path comes first
         runs = list_runs(Path(target))
@@ -60,8 +60,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     """
     from allranks.report.runs import is_run
     from allranks.why.dumps import is_dump
-    from allranks.why.logs.job_files import find_job_sources, is_job_id
-    from allranks.why.logs.sources import find_sources
+    from allranks.why.logs.sources import find_sources, is_job_id
 
     targets = [target for target in targets if target == "-" or not is_dump(Path(target))]
     if not targets:
@@ -82,6 +81,8 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
         raise UsageError(
             f"why {' '.join(targets)}: expected one job and nothing else; to combine logs, give only files"
         )
+    from allranks.why.logs.job_files import find_job_sources  # with subprocess, which takes a moment
+
     try:
         return find_job_sources(jobs[0])
     except SetupError as exc:
@@ -102,8 +103,7 @@ def _keep_newest(sources: tuple[Source, ...]) -> tuple[Source, ...]:
 
 def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
     """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
-    from allranks.why.logs.job_files import is_job_id
-    from allranks.why.logs.sources import list_jobs
+    from allranks.why.logs.sources import is_job_id, list_jobs
 
     if verdict is not None:
         return verdict.job
@@ -145,9 +145,8 @@ class Unfinished:
 
 def find_unfinished(targets: Sequence[str]) -> Unfinished:
     """Return whether the run or job that is asked about still runs, or has lost its agent, if anybody here knows."""
-    from allranks.host.slurm import find_jobs
     from allranks.report.runs import is_run, read_run
-    from allranks.why.logs.job_files import is_job_id
+    from allranks.why.logs.sources import is_job_id
 
     if len(targets) != 1:
         return Unfinished()
@@ -166,6 +165,8 @@ def find_unfinished(targets: Sequence[str]) -> Unfinished:
         run = read_run(RUNS / as_file_name(job)) if is_run(RUNS / as_file_name(job)) else None
         if run is not None and run.verdict is not None:
             return Unfinished()
+    from allranks.host.slurm import find_jobs  # with subprocess, which takes a moment
+
     with contextlib.suppress(AllranksError):
         states = find_jobs(job) if job else ()
         if any(state.state == "RUNNING" for state in states):
@@ -224,7 +225,7 @@ def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[
     """
     from allranks.report.runs import is_run
     from allranks.why.dumps import find_dumps
-    from allranks.why.logs.job_files import is_job_id
+    from allranks.why.logs.sources import is_job_id
 
     if named := [target for target in targets if os.path.lexists(target)]:
         return find_dumps(named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 import msgspec
 
@@ -60,7 +61,7 @@ class CauseEdge(msgspec.Struct, frozen=True, gc=False):
     """The effect names it (its peer, its group, its own process); otherwise it is only possible."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Story:
     """One attempt of a job."""
 
@@ -77,6 +78,7 @@ class Story:
         """The roots that broke the job, or may have."""
         return tuple(root for root in self.roots if root.part in {RootPart.CULPRIT, RootPart.UNDECIDED})
 
+    @cached_property
     def chain(self) -> tuple[tuple[Fact, ...], ...]:
         """Return what followed from the first root, link by link; all facts of one kind are one link.
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 import weakref
 from collections.abc import Collection, Iterable
@@ -81,7 +80,7 @@ class Folder:
 
     def find_own_uid(self) -> int:
         """Return the user id that files have which this process makes here."""
-        name = f".own.{secrets.token_hex(8)}"
+        name = f".own.{os.urandom(8).hex()}"
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)  # the descriptor of what was made
         try:
             return os.fstat(fd).st_uid
@@ -145,7 +144,7 @@ class Folder:
 
     def write_whole(self, name: str, data: bytes, *, mode: int = 0o666) -> None:
         """Write a file at once, or not at all; nobody can guess the name of its draft."""
-        draft = f".{name}.{secrets.token_hex(8)}"
+        draft = f".{name}.{os.urandom(8).hex()}"
         try:
             with self.open_new(draft, mode) as file:
                 file.write(data)
@@ -189,7 +188,7 @@ class Folder:
 
     def link_to(self, name: str, target: str) -> None:
         """Make a symbolic link to another name below it, or change it."""
-        draft = f".{name}.{secrets.token_hex(8)}"
+        draft = f".{name}.{os.urandom(8).hex()}"
         os.symlink(target, draft, dir_fd=self.fd)
         try:
             os.replace(draft, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)

@@ -23,7 +23,6 @@ import ctypes
 import errno
 import functools
 import os
-import secrets
 import struct
 import weakref
 from pathlib import Path
@@ -165,7 +164,7 @@ class Draft:
         fd, name = open_nameless(folder, ".draft")
         with contextlib.suppress(OSError):
             if not _allocate(fd, size_bytes, keeps_size=True):
-                _write(fd, secrets.token_bytes(size_bytes))
+                _write(fd, os.urandom(size_bytes))
         return cls(folder, fd, name)
 
     def publish(self, data: bytes, name: str, *, replaces: bool) -> bool:
@@ -193,7 +192,7 @@ class Draft:
             if not replaces:
                 self.drop()
                 return False
-            aside = f".{name}.{secrets.token_hex(8)}"
+            aside = f".{name}.{os.urandom(8).hex()}"
             self._link(aside)
             os.replace(aside, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self.drop()
@@ -234,7 +233,7 @@ def open_nameless(folder: int, stem: str) -> tuple[int, str]:
     except OSError as exc:  # NFS, and kernels or file systems that do not know the flag
         if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
             raise
-    name = f"{stem}.{secrets.token_hex(8)}"
+    name = f"{stem}.{os.urandom(8).hex()}"
     return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder), name
 
 
@@ -246,7 +245,7 @@ def try_to_write(folder: int) -> None:
     """
     fd, name = open_nameless(folder, ".try")
     try:
-        _write(fd, secrets.token_bytes(_BLOCK))
+        _write(fd, os.urandom(_BLOCK))
         os.fsync(fd)  # where a file server says that the quota is used up
     finally:
         os.close(fd)
@@ -271,7 +270,7 @@ def _take_blocks(fd: int, size_bytes: int) -> int:
     if not _allocate(fd, size_bytes):
         size_bytes = min(size_bytes, WRITTEN_BYTES)
         for start in range(0, size_bytes, _CHUNK):
-            _write(fd, secrets.token_bytes(min(_CHUNK, size_bytes - start)))
+            _write(fd, os.urandom(min(_CHUNK, size_bytes - start)))
         os.fsync(fd)
     return size_bytes if os.fstat(fd).st_blocks * 512 >= size_bytes // 2 else 0
 

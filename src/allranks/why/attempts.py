@@ -47,7 +47,7 @@ class Attempts:
             marks[event.line.source.shown].append(event)
         lines = {tail.source.shown: tail.lines for tail in logs.tails if tail.source.shown in marks}
         for shown, events in marks.items():
-            if shown not in told:
+            if shown not in told and any(event.kind not in _STARTS for event in events):  # nothing begins again unended
                 self._read_file(shown, events, [line for line in lines.get(shown, ()) if is_of_training(line.text)])
 
     def doubt(self, places: Sequence[Place]) -> str | None:

@@ -44,7 +44,7 @@ _SIGNALS = {9: "was killed", 15: "was ended", 6: "aborted"}
 
 def tell_chain(story: Story) -> str:
     """Return what followed from the first cause, link by link; empty if nothing did."""
-    links = story.chain()
+    links = story.chain
     words = [*map(_tell_link, links)]
     absent = [who.rank for root in story.roots[:1] for who in root.blamed if who.rank is not None]
     if absent and links[0][0].kind is FactKind.WAITED:

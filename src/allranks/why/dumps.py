@@ -22,7 +22,6 @@ import msgspec
 from msgspec.structs import replace
 
 from allranks.recorder.calls import Call, Dump
-from allranks.recorder.unpickle import PickleError, load_plain
 from allranks.why.logs.line import strip_control
 from allranks.why.logs.log_path import MAX_RANK
 from allranks.why.logs.read import ReadProblem
@@ -230,13 +229,15 @@ def _read(data: bytes) -> _File:
         raise DumpError(f"a flight recorder dump of more than {MAX_BYTES >> 20} MiB was not read")
     try:
         if data.startswith(b"\x80"):
+            from allranks.recorder.unpickle import load_plain  # with pickletools, which takes a moment
+
             plain: Any = load_plain(data)
             file = msgspec.convert({"entries": plain} if isinstance(plain, list) else plain, _File, strict=False)
         elif data.lstrip().startswith(b"["):
             file = _File(entries=msgspec.json.decode(data, type=list[_Entry], strict=False))
         else:
             file = msgspec.json.decode(data, type=_File, strict=False)
-    except (PickleError, msgspec.MsgspecError, RecursionError, UnicodeError, ValueError) as exc:
+    except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
         why = strip_control(str(exc)).replace("\n", " ")[:200]
         raise DumpError(f"a flight recorder dump that cannot be read: {why}") from exc
     file.entries.sort(key=lambda entry: entry.record_id)

@@ -77,6 +77,17 @@ def test_what_a_killed_process_leaves_over_is_read_all_the_same(
     assert read(3) == alone
 
 
+def test_a_reading_process_can_be_ended_where_its_parent_handles_sigterm() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        collecting._begin(lambda: None, lambda *_: Logs((), ()))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_the_end_of_a_source_has_the_last_state_of_a_progress_bar(
     patterns: tuple[Pattern, ...], matcher: Matcher, tmp_path: Path
 ) -> None:

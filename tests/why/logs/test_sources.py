@@ -15,10 +15,10 @@ from tests.fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401
 
 from allranks.host.slurm import JobState
 from allranks.model.errors import SetupError, UsageError
-from allranks.why.logs.job_files import expand_pattern, find_job_sources, find_outputs, is_job_id
+from allranks.why.logs.job_files import expand_pattern, find_job_sources, find_outputs
 from allranks.why.logs.log_path import read_path
 from allranks.why.logs.read import ReadProblem, read_chunks
-from allranks.why.logs.sources import find_sources, list_jobs
+from allranks.why.logs.sources import find_sources, is_job_id, list_jobs
 
 PATHS = [
     # path, node, rank, local rank, attempt

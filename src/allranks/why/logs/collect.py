@@ -9,13 +9,10 @@ size: of one kind of event only the first and last few of a source are kept, and
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import re
 import signal
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -115,6 +112,9 @@ def _read_side_by_side(
     parts: Sequence[LogPart], read: Callable[[LogPart, _Progress], Logs], workers: int, on_progress: _Progress
 ) -> Iterator[Logs]:
     """Yield what all parts say, read by child processes; the parts of a killed process are read here."""
+    import multiprocessing  # only here: most logs are small, and these take a moment
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+
     context = multiprocessing.get_context("fork")
     given = (die_with_parent(signal.SIGKILL), read)
     with ProcessPoolExecutor(workers, context, _begin, given) as pool:
@@ -137,6 +137,7 @@ def _begin(end_with_parent: Callable[[], None], read: Callable[[LogPart, _Progre
     global _read_in_child
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent does with it: the pool ends its processes so
     _read_in_child = read
 
 

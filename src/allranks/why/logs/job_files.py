@@ -17,20 +17,14 @@ from allranks.host.programs import run_command
 from allranks.host.slurm import JobState, fill_pattern, find_jobs, find_old_jobs
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.rundir import as_file_name
-from allranks.why.logs.sources import Source, find_paths, keep_first, look_at
+from allranks.why.logs.sources import JOB_ID, Source, find_paths, keep_first, look_at
 
 RUNS = Path("runs")
 """Parent of allranks' run directories, below a job's working directory or this one."""
 SACCT_DEADLINE_S = 20.0
 _FIELD = "\x1f"
-_JOB_ID = re.compile(r"(\d+(?:[_+]\d+)?)(?:\.\w+)?")
 _OUTPUT = re.compile(r"""\s(?:--(?:output|error)(?:=|[ \t]+)|-[oe][ \t]*=?)("[^"\n]+"|'[^'\n]+'|[^\s"'\\]+)""")
 _MAX_SCRIPT_BYTES = 1 << 20
-
-
-def is_job_id(text: str) -> bool:
-    """Whether a word may be a SLURM job id: 123, 123_4 (a task of an array), 123+1 (a part), 123.0 (a step)."""
-    return bool(_JOB_ID.fullmatch(text))
 
 
 def find_job_sources(job: str) -> tuple[Source, ...]:
@@ -45,7 +39,7 @@ def find_job_sources(job: str) -> tuple[Source, ...]:
         UsageError: it is no job id, or no log of it can be found from here.
         SetupError: SLURM is missing or does not answer, and no log of the job is here.
     """
-    match = _JOB_ID.fullmatch(job)
+    match = JOB_ID.fullmatch(job)
     if not match:
         raise UsageError(f"{job}: expected a SLURM job id, for example 4711, or 4711_3 for a task of an array")
     problem: SetupError | None = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
+import importlib.util
 import os
 import re
 from array import array
@@ -207,7 +207,7 @@ def _load_or_compile(patterns: tuple[str, ...], flooding: frozenset[int]) -> hyp
     # Rewriting a thousand patterns takes 50 ms, so the key has how they are rewritten instead.
     rules = Path(rewrite.__file__).read_bytes()
     key = repr((patterns, rules, sorted(flooding), hyperscan.__version__))  # type: ignore[attr-defined]
-    name = f"signs-{hashlib.sha256(key.encode()).hexdigest()[:32]}.hs"
+    name = f"signs-{importlib.util.source_hash(key.encode()).hex()}.hs"  # hashlib loads OpenSSL, which takes 3 ms
     with contextlib.suppress(OSError, hyperscan.error):
         # Hyperscan detects damage and other processors: it verifies a checksum, and the target of the database.
         database = hyperscan.loadb(_open_own(path).read(name), hyperscan.HS_MODE_BLOCK)

@@ -34,14 +34,14 @@ def find_margin(data: bytes) -> Callable[[bytes], bytes] | None:
     A margin is not known by its form alone, but because the first lines all have it. Prefixes that `formats.toml` has
     stay, since they tell who wrote a line.
     """
-    lines = [line for line in data[:_HEAD_BYTES].split(b"\n") if line.strip()]
-    first = lines[0].decode("ascii", errors="replace") if lines else ""
+    lines = data[:_HEAD_BYTES].split(b"\n")
+    first = next(filter(bytes.strip, lines), b"").decode("ascii", errors="replace")
     if (match := _MARGIN.match(first)) is None or read_prefixes(first, LineWriter()):
         return None
     margin = match[0].encode()
-    if margin == b"ERROR: " and len(set(lines)) == 1:  # it is what the script says
+    if margin == b"ERROR: " and len({*filter(bytes.strip, lines)}) == 1:  # it is what the script says
         return None
-    if not all(margin.startswith(line[: len(margin)]) for line in lines):  # the last one may be cut
+    if not all(margin.startswith(line[: len(margin)]) for line in lines if line.strip()):  # the last one may be cut
         return None
     return lambda data: data.removeprefix(margin).replace(b"\n" + margin, b"\n")
 

@@ -79,7 +79,7 @@ class QuotedCode:
         return indent > self._frames.get(writer_of(line), indent)
 
     def _indent(self, line: Line) -> int:
-        text = line.text[self.margins.get(writer_of(line), 0) :]
+        text = line.text[self.margins.get(writer_of(line), 0) :] if self.margins else line.text
         return len(text) - len(text.lstrip(_MARGIN))
 
 

@@ -41,6 +41,7 @@ _STILL_LOGS = re.compile(r"(?:rank_\d+\.)?error\.json|events\.jsonl|verdict\.jso
 VERDICT = "verdict.json"
 """The one file of a run's own that is found: why/verdicts.py takes it out again."""
 NO_LOGS_BELOW = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
+JOB_ID = re.compile(r"(\d+(?:[_+]\d+)?)(?:\.\w+)?")
 _OUTPUT_OF_JOB = re.compile(r"slurm-(\d{1,12}(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?")
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _NO_TEXT = re.compile(
@@ -110,6 +111,11 @@ def keep_first(sources: Iterable[Source]) -> tuple[Source, ...]:
     for source in sources:
         by_file.setdefault(source.file, source)
     return tuple(by_file.values())
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a word may be a SLURM job id: 123, 123_4 (a task of an array), 123+1 (a part), 123.0 (a step)."""
+    return bool(JOB_ID.fullmatch(text))
 
 
 def list_jobs(sources: Iterable[Source]) -> list[str]:

@@ -95,6 +95,7 @@ def _find_date(before: str) -> tuple[int | None, int, int] | None:
     return None
 
 
+@cache
 def _day_number(year: int, month: int, day: int) -> int | None:
     """Days since 1970-01-01; None if it is not a date, or not a plausible one."""
     with contextlib.suppress(ValueError):

@@ -47,12 +47,15 @@ def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
     """
     ranks: dict[int | str, tuple[int, Line]] = {}
     devices: dict[int | str, tuple[int, Line]] = {}
-    for line in (line for tail in logs.tails for line in tail.lines if is_step(line.text)):
-        for match in NUMBER.finditer(line.text):
-            if (rank := people.speaker(line).rank) is not None:
-                ranks[rank] = int(match[1]), line
+    for line in (line for tail in reversed(logs.tails) for line in reversed(tail.lines)):
+        rank = people.speaker(line).rank
+        if (rank in ranks and "cuda:" not in line.text) or not is_step(line.text):  # the last step of each counts
+            continue
+        for match in [*NUMBER.finditer(line.text)][-1:]:
+            if rank is not None:
+                ranks.setdefault(rank, (int(match[1]), line))
             if device := _DEVICE.search(line.text):
-                devices[device[1]] = int(match[1]), line
+                devices.setdefault(device[1], (int(match[1]), line))
     for steps in (ranks, devices):
         if len(steps) >= _LEAST:
             first, second, *_, last = sorted(steps, key=lambda who: steps[who][0])
