@@ -48,6 +48,12 @@ def is_moments_before(reason: Item, effect: Item) -> bool:
     return effect.strength == 0 and not _is_one_file(reason, effect) and 0.0 < gap_s <= MONITOR_S
 
 
+def is_last_word(reason: Item, effect: Item) -> bool:
+    """Whether a process wrote it itself, and so before its end, which another node's clock dates earlier."""
+    is_own = reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED
+    return is_own and reason.when.after_s(effect.when) <= CLOCKS_S
+
+
 def named_before(reason: Item, effect: Item) -> bool:
     """Whether the reason may have come before a loss that names its process or machine.
 
@@ -60,13 +66,15 @@ def named_before(reason: Item, effect: Item) -> bool:
 def by_another_clock(reason: Item, effect: Item) -> bool:
     """Whether the reason is a certain break on another machine, which only that machine's clock dates after the loss.
 
-    Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file
-    that several nodes write to, the order of the lines counts.
+    What a launcher saw first on its node, and nothing explains, is as good: who had lost others would say so. Nodes'
+    clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file that
+    several nodes write to, the order of the lines counts.
     """
     is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO and effect.sort in {Sort.LOSS, Sort.GONE}
     is_line_before = reason.place.line < effect.place.line or not _is_one_file(reason, effect)
     is_near = reason.when.after_s(effect.when) <= CLOCKS_S
-    return is_elsewhere and is_line_before and is_near and reason.strength == 0
+    is_sure = reason.strength == 0 or reason.is_first or _is_one_file(reason, effect)
+    return is_elsewhere and is_line_before and is_near and is_sure
 
 
 def may_keep_away(reason: Item, effect: Item) -> bool:

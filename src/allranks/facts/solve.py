@@ -87,6 +87,7 @@ class _Between:
         self._breaks(scheduled)
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
+        certain = Pool(item for item in self._open(Sort.BREAK, Sort.END, Sort.ABSENT) if item.is_real or not item.strength)
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
@@ -101,7 +102,7 @@ class _Between:
                 (losses, lost_before), (waits, lost_before),
             ):  # fmt: skip
                 continue
-            if (other := broken.find(item, rules.by_another_clock)) is not None:
+            if (other := certain.find(item, rules.by_another_clock)) is not None:
                 other.explain(item, is_named=False)
                 other.is_doubted = True
 

@@ -58,9 +58,11 @@ def describe(who: Who, *, with_process: bool = False) -> Culprit:
         things.append(f"local rank {who.local_rank}")
     if who.pid and (with_process or (who.rank is None and who.local_rank is None)):
         things.append(f"process {who.pid}")
-    if who.address:
+    is_number = ":" in (who.address or "") or (who.address or "").replace(".", "").isdigit()
+    if who.address and is_number:
         things.append(f"address {who.address}")
-    nodes = dict.fromkeys(name for name in (who.node, who.pod) if name)
+    names = (who.node, who.pod, None if is_number else who.address)  # a peer may be named as its host is
+    nodes = dict.fromkeys(name for name in names if name)
     return Culprit(nodes=tuple(nodes), ranks=() if who.rank is None else (who.rank,), things=tuple(things))
 
 

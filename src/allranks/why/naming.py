@@ -21,6 +21,7 @@ from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import FEW, People, missing_of, named
+from allranks.why.readings.ends import read_summaries
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
 
@@ -29,6 +30,7 @@ _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\
 _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
 _OTHERS_SIGNALS = frozenset((6, 15))
 """Another process's failure ends a process by them: SIGABRT, SIGTERM."""
+_OTHERS_CODES = frozenset(("-6", "-15"))
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
 T = TypeVar("T")
 MAX_BESIDE = 8
@@ -131,6 +133,11 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
         for fact in facts:  # one end of the link is known
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
+    if all(fact.kind is FactKind.ENDED and fact.said is Said.SCHEDULER for fact in facts):
+        told = {end.event.values.get("node") for end in read_summaries(logs) if _OTHERS_CODES >= {end.event.values["code"]}}
+        first = next((event.values["node"] for event in logs.of("task-end")), None)
+        if first is not None and first not in told:  # slurmstepd names none, and srun first the task that failed
+            return Culprit(nodes=(first,))
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
     pod = _pod(lines)
     if all(fact.kind is FactKind.SCHEDULER_END or (pod and fact.said is Said.SCHEDULER) for fact in facts):

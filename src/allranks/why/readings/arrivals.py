@@ -16,7 +16,7 @@ from allranks.report.text import fold_ranks
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.people import missing_of
+from allranks.why.people import missing_of, parse_ranks
 from allranks.why.readings.progress import find_last_steps
 
 _MISSING = "missing-rank"
@@ -92,7 +92,8 @@ def _barrier(reader: FactReader, waiting: Sequence[LogEvent], counts: Sequence[L
 def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
     """Who is absent where the store's host only counts who came: who says that it could not connect.
 
-    Without such a line: whoever wrote no line at all, if those are as many.
+    Without such a line: who ended by an exit code before the host; else whoever wrote no line at all, if those are as
+    many.
     """
     for event in counts:
         wanted, absent = _count(event, "wanted"), _count(event, "wanted") - _count(event, "present")
@@ -100,10 +101,14 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         outside = {reader.speaker_of(other.line): other.line for other in _unreached(reader)}
         outside.pop(reader.speaker_of(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
+        gave_up = _gave_up(reader)
         silent = missing_of(_heard(reader), wanted)
         if 0 < len(named) <= absent:
             told = f"{len(named)} of the others could not connect to the store; {joined}"
             yield from _missing(reader, (event.line, *(outside[who] for who in named[:2])), told, who=named)
+        elif 0 < len(gave_up) <= absent:
+            told = f"{fold_ranks(gave_up)} ended before rank 0, which hosts the store; {joined}"
+            yield from _missing(reader, (event.line,), told, ranks=gave_up, ask=f"the log of {fold_ranks(gave_up)}")
         elif 0 < len(silent) == absent:
             told = f"{fold_ranks(silent)} wrote nothing; {joined}"
             yield from _missing(reader, (event.line,), told, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
@@ -129,6 +134,17 @@ def _host(reader: FactReader) -> Iterator[Fact]:
     told_by = f"rank 0, which hosts the store, wrote nothing; {fold_ranks(ranks)} did not reach it"
     lines = [event.line for event in told.values()][:3]
     yield from reader.infer(FactKind.MISSING, cause, lines, told_by, ranks=(0,), seq=START, ask="the log of rank 0")
+
+
+def _gave_up(reader: FactReader) -> list[int]:
+    """Return the ranks that ended with an exit code before rank 0, according to srun: not because the store was gone."""
+    found: list[int] = []
+    for event in reader.logs.of("task-end"):
+        ranks = parse_ranks(event.values["ranks"])
+        if 0 in ranks or reader.people.are_tasks_agents:
+            break
+        found += ranks if event.values.get("code") else ()
+    return found
 
 
 def _heard(reader: FactReader) -> set[int]:
