@@ -8,7 +8,7 @@ from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import START, FactKind, Same, When
 from allranks.facts.item import SUFFERED, Item, Sort
-from allranks.facts.rules import is_last_word, not_later, sooner
+from allranks.facts.rules import not_later, sooner
 from allranks.model.finding import Confidence
 
 DEFAULT_GROUP = "0"
@@ -53,13 +53,9 @@ def explain_process(items: Sequence[Item]) -> None:
             continue
         is_killed = item.fact.signal == SIGKILL  # no exception sends it; somebody may, to who does not end
         for reason in reasons:
-            if reason is None:
+            if reason is None or (is_killed and reason.kind is FactKind.RAISED and (item.is_first or not reason.is_real)):
                 continue
-            if is_killed and reason.kind is FactKind.RAISED and (item.is_first or not reason.is_real):
-                continue
-            is_abort = item.fact.signal == SIGABRT and reason is lost  # the times of an end are rough
-            is_before = not_later(reason, item) or is_last_word(reason, item)
-            if is_before or is_abort or item is away:  # who gives up late waited before
+            if not_later(reason, item) or item is away:  # who gives up late waited before
                 reason.explain(item, is_named=True)
                 break
 

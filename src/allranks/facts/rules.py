@@ -21,9 +21,14 @@ OF_AN_EXCEPTION = 1
 
 
 def not_later(reason: Item, effect: Item) -> bool:
-    """Whether the reason may have come before the effect. A launcher may see an end later than peers see its loss."""
+    """Whether the reason may have come before the effect.
+
+    A launcher may see an end later than peers see its loss. What a process wrote was before its end, whatever clocks say.
+    """
     is_seen_late = reason.kind is FactKind.ENDED and reason.fact.said >= Said.SCHEDULER and effect.sort >= Sort.LOSS
-    return reason.when.after_s(effect.when) <= (MONITOR_S if is_seen_late else 0.0)
+    is_own_word = reason.process == effect.process and reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED
+    late_s = CLOCKS_S if is_own_word else MONITOR_S if is_seen_late else 0.0
+    return reason.when.after_s(effect.when) <= late_s
 
 
 def sooner(reason: Item, effect: Item) -> bool:
@@ -46,12 +51,6 @@ def is_moments_before(reason: Item, effect: Item) -> bool:
     """Whether only clocks, by as much as they may differ, tell that it was before a time limit or a preemption."""
     gap_s = effect.when.after_s(reason.when)
     return effect.strength == 0 and not _is_one_file(reason, effect) and 0.0 < gap_s <= MONITOR_S
-
-
-def is_last_word(reason: Item, effect: Item) -> bool:
-    """Whether a process wrote it itself, and so before its end, which another node's clock dates earlier."""
-    is_own = reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED
-    return is_own and reason.when.after_s(effect.when) <= CLOCKS_S
 
 
 def named_before(reason: Item, effect: Item) -> bool:
@@ -78,9 +77,13 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
 
 
 def may_keep_away(reason: Item, effect: Item) -> bool:
-    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine."""
+    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine.
+
+    A link, if it certainly failed, is why nobody hears of a rank that perhaps came.
+    """
     is_elsewhere = is_outside(reason) and reason.who.compare_machines(effect.who) is Same.NO
-    return not_later(reason, effect) and not is_elsewhere
+    is_link = reason.kind is FactKind.LINK_FAULT and reason.strength == 0 < effect.strength
+    return not_later(reason, effect) and not is_elsewhere and (is_link or reason.sort is not Sort.HINT)
 
 
 def is_reason(item: Item) -> bool:

@@ -139,7 +139,8 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
         if first is not None and first not in told:  # slurmstepd names none, and srun first the task that failed
             return Culprit(nodes=(first,))
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
-    pod = _pod(lines)
+    shown = {place.source for place in conclusion.evidence}
+    pod = _pod(lines or [line for tail in logs.tails if tail.source.shown in shown for line in tail.lines])
     if all(fact.kind is FactKind.SCHEDULER_END or (pod and fact.said is Said.SCHEDULER) for fact in facts):
         return pod
     is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)

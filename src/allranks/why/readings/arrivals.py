@@ -101,13 +101,12 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         outside = {reader.speaker_of(other.line): other.line for other in _unreached(reader)}
         outside.pop(reader.speaker_of(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
-        gave_up = _gave_up(reader)
         silent = missing_of(_heard(reader), wanted)
         if 0 < len(named) <= absent:
             told = f"{len(named)} of the others could not connect to the store; {joined}"
             yield from _missing(reader, (event.line, *(outside[who] for who in named[:2])), told, who=named)
-        elif 0 < len(gave_up) <= absent:
-            told = f"{fold_ranks(gave_up)} ended before rank 0, which hosts the store; {joined}"
+        elif gave_up := _gave_up(reader, absent):
+            told = f"{fold_ranks(gave_up)} gave up with an exit code, and not because others had ended; {joined}"
             yield from _missing(reader, (event.line,), told, ranks=gave_up, ask=f"the log of {fold_ranks(gave_up)}")
         elif 0 < len(silent) == absent:
             told = f"{fold_ranks(silent)} wrote nothing; {joined}"
@@ -136,15 +135,19 @@ def _host(reader: FactReader) -> Iterator[Fact]:
     yield from reader.infer(FactKind.MISSING, cause, lines, told_by, ranks=(0,), seq=START, ask="the log of rank 0")
 
 
-def _gave_up(reader: FactReader) -> list[int]:
-    """Return the ranks that ended with an exit code before rank 0, according to srun: not because the store was gone."""
-    found: list[int] = []
-    for event in reader.logs.of("task-end"):
-        ranks = parse_ranks(event.values["ranks"])
-        if 0 in ranks or reader.people.are_tasks_agents:
-            break
-        found += ranks if event.values.get("code") else ()
-    return found
+def _gave_up(reader: FactReader, absent: int) -> list[int]:
+    """Return the ranks that gave up by themselves, according to srun, if they are no more than are absent.
+
+    Those that end before rank 0 do not end because the store is gone; after it, all do, or srun ends them.
+    """
+    tasks = [] if reader.people.are_tasks_agents else list(reader.logs.of("task-end"))
+    ended = [(parse_ranks(event.values["ranks"]), event.values.get("code")) for event in tasks]
+    host = next((index for index, (ranks, _) in enumerate(ended) if 0 in ranks), len(ended))
+    for part in (ended[:host] if any(code is None for _, code in ended) else ended, ended[:host]):
+        found = [rank for ranks, code in part for rank in ranks if code is not None and rank != 0]
+        if 0 < len(found) <= absent:
+            return found
+    return []
 
 
 def _heard(reader: FactReader) -> set[int]:

@@ -153,8 +153,8 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
         is_after = line.number > ended.get(line.source.shown, line.number)
         is_agents = has_agents and signal is None  # the task is an agent, which ends with its workers
         is_early = signal == SIGKILL and line.number < terminated.get(line.source.shown, 0)
-        is_srun = signal in {SIGKILL, SIGTERM} and event.values.get("signal") != "Out Of Memory" and not is_early
-        is_kill = is_agents or (is_srun and is_after)
+        is_kill = signal in {SIGKILL, SIGTERM} and event.values.get("signal") != "Out Of Memory" and is_after
+        is_kill = is_agents or (is_kill and not is_early)
         if not is_after and signal != SIGABRT:
             ended.setdefault(line.source.shown, line.number)
         node = event.values["node"]
