@@ -51,7 +51,8 @@ def explain_process(items: Sequence[Item]) -> None:
             reasons = broke, order
         elif item.sort not in SUFFERED:
             continue
-        is_killed = item.fact.signal == SIGKILL  # no exception sends it; somebody may, to who does not end
+        # No exception sends a SIGKILL; somebody may, to who does not end.
+        is_killed = item.sort is Sort.END and item.fact.signal == SIGKILL
         for reason in reasons:
             if reason is None or (is_killed and reason.kind is FactKind.RAISED and (item.is_first or not reason.is_real)):
                 continue
