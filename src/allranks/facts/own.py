@@ -54,7 +54,8 @@ def explain_process(items: Sequence[Item]) -> None:
         # No exception sends a SIGKILL; somebody may, to who does not end.
         is_killed = item.sort is Sort.END and item.fact.signal == SIGKILL
         for reason in reasons:
-            if reason is None or (is_killed and reason.kind is FactKind.RAISED and (item.is_first or not reason.is_real)):
+            is_error = reason is not None and reason.kind is FactKind.RAISED
+            if reason is None or (is_killed and is_error and (item.is_first or not reason.is_real)):
                 continue
             if not_later(reason, item) or item is away:  # who gives up late waited before
                 reason.explain(item, is_named=True)

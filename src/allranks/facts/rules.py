@@ -23,7 +23,7 @@ OF_AN_EXCEPTION = 1
 def not_later(reason: Item, effect: Item) -> bool:
     """Whether the reason may have come before the effect.
 
-    A launcher may see an end later than peers see its loss. What a process wrote was before its end, whatever clocks say.
+    A launcher may see an end later than peers see its loss. What it wrote, a process wrote before it ended.
     """
     is_seen_late = reason.kind is FactKind.ENDED and reason.fact.said >= Said.SCHEDULER and effect.sort >= Sort.LOSS
     is_own_word = reason.process == effect.process and reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED

@@ -87,7 +87,8 @@ class _Between:
         self._breaks(scheduled)
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
-        certain = Pool(item for item in self._open(Sort.BREAK, Sort.END, Sort.ABSENT) if item.is_real or not item.strength)
+        absent_too = self._open(Sort.BREAK, Sort.END, Sort.ABSENT)
+        certain = Pool(item for item in absent_too if item.is_real or item.strength == 0)
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):

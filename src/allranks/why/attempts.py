@@ -68,16 +68,16 @@ class Attempts:
 
     def _read_launchers(self) -> set[str]:
         """Note the starts of which launchers tell, and return the files in which they do."""
-        left: dict[tuple[str, str | None], str] = {}
+        left: dict[tuple[str, str | None], str] = {}  # by file and node
         begun: set[str] = set()
         for event in self._logs.of("begun", ANEW):
             line, again = event.line, RESTART.search(event.line.text)
-            shown, agent = line.source.shown, (line.source.shown, line.node)
-            is_told = again is not None and left.get(agent) == again[0]  # each node's agent tells it
+            shown, agent = line.source.shown, line.node
+            is_told = again is not None and left.get((shown, agent)) == again[0]  # each node's agent tells it
             if (again and not is_told) or (event.kind == "begun" and shown in begun):
-                self._note(line, line.node)
+                self._note(line, agent)
             if again:
-                left[agent] = again[0]
+                left[shown, agent] = again[0]
             if again or event.kind == "begun":
                 begun.add(shown)
         return begun

@@ -134,7 +134,7 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
     if all(fact.kind is FactKind.ENDED and fact.said is Said.SCHEDULER for fact in facts):
-        told = {end.event.values.get("node") for end in read_summaries(logs) if _OTHERS_CODES >= {end.event.values["code"]}}
+        told = {end.event.who.node for end in read_summaries(logs) if end.event.values["code"] in _OTHERS_CODES}
         first = next((event.values["node"] for event in logs.of("task-end")), None)
         if first is not None and first not in told:  # slurmstepd names none, and srun first the task that failed
             return Culprit(nodes=(first,))
