@@ -30,7 +30,6 @@ _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\
 _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
 _OTHERS_SIGNALS = frozenset((6, 15))
 """Another process's failure ends a process by them: SIGABRT, SIGTERM."""
-_OTHERS_CODES = frozenset(("-6", "-15"))
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
 T = TypeVar("T")
 MAX_BESIDE = 8
@@ -134,7 +133,7 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
     if all(fact.kind is FactKind.ENDED and fact.said is Said.SCHEDULER for fact in facts):
-        told = {end.event.who.node for end in read_summaries(logs) if end.event.values["code"] in _OTHERS_CODES}
+        told = {end.event.who.node for end in read_summaries(logs) if end.event.values["code"] in ("-6", "-15")}
         first = next((event.values["node"] for event in logs.of("task-end")), None)
         if first is not None and first not in told:  # slurmstepd names none, and srun first the task that failed
             return Culprit(nodes=(first,))

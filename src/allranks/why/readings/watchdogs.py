@@ -78,9 +78,9 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     that of all ranks, unless one of them counts its ranks in another way than the job does. If several ranks have one
     seat in a group, its name is that of several groups, and their numbers cannot be compared.
     """
-    seats = {(event.values["group"], event.number("rank"), rank) for event, rank in reports if "group" in event.values}
-    taken = Counter((group, seat) for group, seat, _ in seats if seat is not None)
-    shared = {group for (group, _), ranks in taken.items() if ranks > 1}
+    seats = {(event.values.get("group"), event.number("rank"), rank) for event, rank in reports}
+    taken = Counter((group, seat) for group, seat, _ in seats)
+    shared = {group for (group, seat), ranks in taken.items() if seat is not None and ranks > 1} - {None}
     groups = {group for event, _ in reports if (group := event.values.get("group"))}
     are_smaller = any(
         event.number("rank") not in {None, rank} for event, rank in reports if "group" not in event.values
