@@ -115,6 +115,16 @@ CASES = [
         id="a crash in native code",
     ),
     pytest.param(
+        "\n".join(
+            f"W0303 09:17:03.837000 140066 torch/distributed/elastic/multiprocessing/api.py:858] Sending process {pid} "
+            "closing signal SIGTERM"
+            for pid in (4000, 4001, 4003)
+        ),
+        "dead-rank",
+        "process 4002",
+        id="the worker that the agent had no need to end",
+    ),
+    pytest.param(
         "slurmstepd: error: *** STEP 11.0 ON node01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***\n"
         + traceback("SignalException: Process 3045566 got signal: 15", "/home/me/train.py"),
         "preempted",

@@ -52,10 +52,9 @@ def explain_process(items: Sequence[Item]) -> None:
         elif item.sort not in SUFFERED:
             continue
         # No exception sends a SIGKILL; somebody may, to who does not end.
-        is_killed = item.sort is Sort.END and item.fact.signal == SIGKILL
+        is_kill = item.sort is Sort.END and item.fact.signal == SIGKILL
         for reason in reasons:
-            is_error = reason is not None and reason.kind is FactKind.RAISED
-            if reason is None or (is_killed and is_error and (item.is_first or not reason.is_real)):
+            if reason is None or (is_kill and reason.kind is FactKind.RAISED and (item.is_first or not reason.is_real)):
                 continue
             if not_later(reason, item) or item is away:  # who gives up late waited before
                 reason.explain(item, is_named=True)

@@ -530,6 +530,15 @@ def test_who_does_not_heed_the_agent_is_no_culprit(why: Why) -> None:
     assert [(one.cause.name, one.culprit.ranks) for one in found] == [("user-code-error", (1,))]
 
 
+CLOSING = "".join(f"Sending process {pid} closing signal SIGTERM\n" for pid in (1201, 1202, 1204, 1205))
+
+
+def test_the_process_that_an_agent_does_not_end_had_ended_unless_all_were_to_end(why: Why) -> None:
+    assert why(CLOSING)[0].culprit.words() == "local rank 2 process 1203"
+    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 91 got signal: 15\n"
+    assert "1203" not in " ".join(one.culprit.words() for one in why(CLOSING + told))
+
+
 def test_a_log_in_which_only_metrics_are_asked_for_hangs(why: Why) -> None:
     polls = "".join(
         f'[2026-03-24 0{hour}:36:52] INFO: 10.0.0.1:{hour}46 - "GET /metrics" 200 OK\n' for hour in (6, 7, 8)

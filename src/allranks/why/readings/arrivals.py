@@ -92,8 +92,7 @@ def _barrier(reader: FactReader, waiting: Sequence[LogEvent], counts: Sequence[L
 def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
     """Who is absent where the store's host only counts who came: who says that it could not connect.
 
-    Without such a line: who ended by an exit code before the host; else whoever wrote no line at all, if those are as
-    many.
+    Without such a line: who gave up with an exit code; else whoever wrote no line at all, if those are as many.
     """
     for event in counts:
         wanted, absent = _count(event, "wanted"), _count(event, "wanted") - _count(event, "present")
@@ -136,10 +135,7 @@ def _host(reader: FactReader) -> Iterator[Fact]:
 
 
 def _gave_up(reader: FactReader, absent: int) -> list[int]:
-    """Return the ranks that gave up by themselves, according to srun, if they are no more than are absent.
-
-    Those that end before rank 0 do not end because the store is gone; after it, all do, or srun ends them.
-    """
+    """Return those, no more than are absent, whom srun saw end by themselves: before rank 0, or nobody else does."""
     tasks = [] if reader.people.are_tasks_agents else list(reader.logs.of("task-end"))
     ended = [(parse_ranks(event.values["ranks"]), event.values.get("code")) for event in tasks]
     host = next((index for index, (ranks, _) in enumerate(ended) if 0 in ranks), len(ended))

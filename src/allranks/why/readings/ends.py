@@ -19,6 +19,8 @@ from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import named
 
+MAX_GAP = 64
+"""Largest distance of the pids of one agent's workers: they are started one after the other."""
 PATIENCE_S = 20.0
 """A SIGKILL this long after the first failure is the agent's own: it waits 30 s for workers that ignore its SIGTERM."""
 _OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
@@ -65,6 +67,7 @@ def read_ends(reader: FactReader) -> Iterator[Fact]:
         firsts.add(source)
     if not summaries and not firsts:
         yield from _of_launchers(reader)
+        yield from _not_ended(reader)
     has_agents = bool(summaries or firsts) or next(reader.logs.of("closing", "killed-by-agent"), None) is not None
     yield from _of_tasks(reader, has_agents=has_agents)
     for event in reader.logs.of("killed-by-agent", "closing"):
@@ -158,6 +161,27 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
         whos = [Who(node=node)] if has_agents else named(event)[0]
         for who in whos:
             yield _ended(reader, line, who, how, said=Said.SCHEDULER, is_kill=is_kill)
+
+
+def _not_ended(reader: FactReader) -> Iterator[Fact]:
+    """The agent ends all workers except the one that has already ended.
+
+    If it was told to end itself, it ends all of them: a number that is missing is a thread's.
+    """
+    is_told = any(reader.logs.of(Trait.ENDS_FROM_OUTSIDE))
+    closed = {
+        int(event.values["pid"]): event.line
+        for event in reader.logs.of("closing")
+        if event.values["signal"] == "SIGTERM" and not is_told
+    }
+    first, last = min(closed, default=0), max(closed, default=0)
+    gone = [pid for pid in range(first, last) if pid not in closed] if last - first <= MAX_GAP else []
+    if 0 < len(gone) < len(closed):
+        line = closed[next(iter(closed))]
+        told = f"the agent ended all workers except process {', '.join(map(str, gone))}, which had already ended"
+        whos = [Who(node=line.node, local_rank=pid - first, pid=pid) for pid in gone]
+        ask = "the .err file of that worker, dmesg -T of its node"
+        yield from reader.infer(FactKind.ENDED, "dead-rank", (line,), told, who=whos, ask=ask)
 
 
 def _store_gone(reader: FactReader) -> Iterator[Fact]:
