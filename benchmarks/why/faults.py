@@ -18,6 +18,8 @@ EXIT = ("user-code-error", "dead-rank")
 """Causes that a plain exit code fits."""
 KILL = ("host-oom-kill", "dead-rank")
 """Causes that a SIGKILL fits which nobody claims."""
+HANG = ("stuck-rank", "straggler-rank", "collective-timeout")
+"""Names of a rank for which all others wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ def _healthy(job: Job, fault: int, rank: int, is_second: bool) -> Struck:
 def _stuck(job: Job, fault: int, rank: int, is_second: bool) -> Struck:
     _stop(job, rank, False)
     job.weak_causes[fault] = ()
-    return Struck(("stuck-rank", "straggler-rank", "collective-timeout"), "rank", rank, is_hang=True)
+    return Struck(HANG, "rank", rank, is_hang=True)
 
 
 def _filesystem_hang(job: Job, fault: int, rank: int, is_second: bool) -> Struck:
@@ -254,8 +256,7 @@ def _filesystem_hang(job: Job, fault: int, rank: int, is_second: bool) -> Struck
     job.weak_causes[fault] = ()
     mark = Mark(fault, ("filesystem-hang",), 2, is_of_speaker=False)
     job.after(120, lambda: job.kernel(plan.node_of(rank), "nfs-hangs", mark, pid=job.pids[rank]))
-    names = ("filesystem-hang", "stuck-rank", "straggler-rank", "collective-timeout")
-    return Struck(names, "rank", rank, is_hang=True)
+    return Struck(("filesystem-hang", *HANG), "rank", rank, is_hang=True)
 
 
 def _deviates(kind: str) -> Callable[[Job, int, int, bool], Struck]:
@@ -264,8 +265,7 @@ def _deviates(kind: str) -> Callable[[Job, int, int, bool], Struck]:
         index = ops.index("_REDUCE_SCATTER_BASE" if kind == "skip" else "_ALLGATHER_BASE")
         job.block({rank: Deviation(kind, index)})
         job.weak_causes[fault] = ()
-        names = ("collective-mismatch", "stuck-rank", "straggler-rank", "collective-timeout")
-        return Struck(names, "rank", rank, is_hang=True)
+        return Struck(("collective-mismatch", *HANG), "rank", rank, is_hang=True)
 
     return strike
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .faults import Struck
+from .faults import HANG, Struck
 from .layout import Written
 from .plan import Plan
 
@@ -78,6 +78,8 @@ def tell_truth(
         elif level < 2:
             causes, is_decidable = struck.causes, False
             why = "ranks waited; the files do not tell for whom"
+    elif not is_decidable and _compare_ranks(plan, struck.rank, written):
+        causes = (*struck.causes, *HANG)  # the files of a job with a stuck rank are the same
     node = plan.node_of(struck.rank)
     culprit = Culprit(
         level=told,

@@ -51,12 +51,12 @@ def explain_process(items: Sequence[Item]) -> None:
             reasons = broke, order
         elif item.sort not in SUFFERED:
             continue
-        is_kill = item.sort is Sort.END and item.fact.signal == SIGKILL  # no exception sends it
+        # No exception sends a SIGKILL; somebody may, to who does not end.
+        is_kill = item.sort is Sort.END and item.fact.signal == SIGKILL
         for reason in reasons:
-            if reason is None or (is_kill and reason.kind is FactKind.RAISED):
+            if reason is None or (is_kill and reason.kind is FactKind.RAISED and (item.is_first or not reason.is_real)):
                 continue
-            is_abort = item.fact.signal == SIGABRT and reason is lost  # the times of an end are rough
-            if not_later(reason, item) or is_abort or item is away:  # who gives up late waited before
+            if not_later(reason, item) or item is away:  # who gives up late waited before
                 reason.explain(item, is_named=True)
                 break
 

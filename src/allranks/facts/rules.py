@@ -21,9 +21,14 @@ OF_AN_EXCEPTION = 1
 
 
 def not_later(reason: Item, effect: Item) -> bool:
-    """Whether the reason may have come before the effect. A launcher may see an end later than peers see its loss."""
+    """Whether the reason may have come before the effect.
+
+    A launcher may see an end later than peers see its loss. What it wrote, a process wrote before it ended.
+    """
     is_seen_late = reason.kind is FactKind.ENDED and reason.fact.said >= Said.SCHEDULER and effect.sort >= Sort.LOSS
-    return reason.when.after_s(effect.when) <= (MONITOR_S if is_seen_late else 0.0)
+    is_own_word = reason.process == effect.process and reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED
+    late_s = CLOCKS_S if is_own_word else MONITOR_S if is_seen_late else 0.0
+    return reason.when.after_s(effect.when) <= late_s
 
 
 def sooner(reason: Item, effect: Item) -> bool:
@@ -60,19 +65,25 @@ def named_before(reason: Item, effect: Item) -> bool:
 def by_another_clock(reason: Item, effect: Item) -> bool:
     """Whether the reason is a certain break on another machine, which only that machine's clock dates after the loss.
 
-    Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file
-    that several nodes write to, the order of the lines counts.
+    What a launcher saw first on its node, and nothing explains, is as good: who had lost others would say so. Nodes'
+    clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file that
+    several nodes write to, the order of the lines counts.
     """
     is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO and effect.sort in {Sort.LOSS, Sort.GONE}
     is_line_before = reason.place.line < effect.place.line or not _is_one_file(reason, effect)
     is_near = reason.when.after_s(effect.when) <= CLOCKS_S
-    return is_elsewhere and is_line_before and is_near and reason.strength == 0
+    is_sure = reason.strength == 0 or reason.is_first or _is_one_file(reason, effect)
+    return is_elsewhere and is_line_before and is_near and is_sure
 
 
 def may_keep_away(reason: Item, effect: Item) -> bool:
-    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine."""
+    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine.
+
+    A link, if it certainly failed, is why nobody hears of a rank that perhaps came.
+    """
     is_elsewhere = is_outside(reason) and reason.who.compare_machines(effect.who) is Same.NO
-    return not_later(reason, effect) and not is_elsewhere
+    is_link = reason.kind is FactKind.LINK_FAULT and reason.strength == 0 < effect.strength
+    return not_later(reason, effect) and not is_elsewhere and (is_link or reason.sort is not Sort.HINT)
 
 
 def is_reason(item: Item) -> bool:

@@ -87,10 +87,12 @@ class _Between:
         self._breaks(scheduled)
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
+        absent_too = self._open(Sort.BREAK, Sort.END, Sort.ABSENT)
+        certain = Pool(item for item in absent_too if item.is_real or item.strength == 0)
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            self._possibly(item, (broken, rules.may_keep_away))
+            self._possibly(item, (broken, rules.may_keep_away), (hints, rules.may_keep_away))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
@@ -101,7 +103,7 @@ class _Between:
                 (losses, lost_before), (waits, lost_before),
             ):  # fmt: skip
                 continue
-            if (other := broken.find(item, rules.by_another_clock)) is not None:
+            if (other := certain.find(item, rules.by_another_clock)) is not None:
                 other.explain(item, is_named=False)
                 other.is_doubted = True
 

@@ -232,7 +232,7 @@ def _alone(wait: Wait, waits: Sequence[Wait]) -> Standstill | None:
     """A few ranks in a call of a group whose members are not known, while all others wait for them in other groups."""
     others = [other for other in waits if other.group is not wait.group and other.missing & wait.waiting]
     elsewhere = frozenset().union(*(other.waiting for other in others)) - wait.waiting
-    if wait.group.is_complete or 2 * len(wait.waiting) >= len(elsewhere):
+    if wait.group.is_complete or 2 * len(wait.waiting) > len(elsewhere):
         return None
     most = max(others, key=lambda other: len(other.waiting))
     message = f"{fold_ranks(wait.waiting)} waited in {wait.shown}{wait.call.at}, and did not enter {most.shown}; "

@@ -68,15 +68,16 @@ class Attempts:
 
     def _read_launchers(self) -> set[str]:
         """Note the starts of which launchers tell, and return the files in which they do."""
-        left: dict[str, str] = {}
+        left: dict[tuple[str, str | None], str] = {}  # by file and node
         begun: set[str] = set()
         for event in self._logs.of("begun", ANEW):
-            shown, again = event.line.source.shown, RESTART.search(event.line.text)
-            is_told = again is not None and left.get(shown) == again[0]  # each node's agent tells it
+            line, again = event.line, RESTART.search(event.line.text)
+            shown, agent = line.source.shown, line.node
+            is_told = again is not None and left.get((shown, agent)) == again[0]  # each node's agent tells it
             if (again and not is_told) or (event.kind == "begun" and shown in begun):
-                self._note(event.line)
+                self._note(line, agent)
             if again:
-                left[shown] = again[0]
+                left[shown, agent] = again[0]
             if again or event.kind == "begun":
                 begun.add(shown)
         return begun

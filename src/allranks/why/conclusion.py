@@ -58,9 +58,12 @@ def describe(who: Who, *, with_process: bool = False) -> Culprit:
         things.append(f"local rank {who.local_rank}")
     if who.pid and (with_process or (who.rank is None and who.local_rank is None)):
         things.append(f"process {who.pid}")
-    if who.address:
-        things.append(f"address {who.address}")
-    nodes = dict.fromkeys(name for name in (who.node, who.pod) if name)
+    address = who.address or ""
+    is_host = address != "localhost" and ":" not in address and not address.replace(".", "").isdigit()
+    if address and not is_host:
+        things.append(f"address {address}")
+    names = (who.node, who.pod, address if is_host else None)  # a peer may be named as its host is
+    nodes = dict.fromkeys(name for name in names if name)
     return Culprit(nodes=tuple(nodes), ranks=() if who.rank is None else (who.rank,), things=tuple(things))
 
 

@@ -238,12 +238,14 @@ class FactReader:
     def speaker_of(self, line: Line) -> Who:
         """Return the writer of a line of a worker; if the line does not tell, whom its parent announced before it."""
         speaker = self.people.speaker(line)
-        if speaker.rank is not None or speaker.local_rank is not None:
+        if speaker.rank is not None:
             return speaker
         for distance, begins in enumerate(_GOES_ON_BELOW, start=1):  # torch writes an error of NCCL as several lines
             above = self._headers.get((line.source.shown, line.number - distance))
-            if above is not None and begins.match(line.text):
+            if above is not None and above.local_rank == line.local_rank and begins.match(line.text):
                 return self.people.speaker(above) | speaker
+        if speaker.local_rank is not None:
+            return speaker
         counts = CLIENTS in line.text and line.source.shown not in self.agents_meet
         if (announced := self.people.announced(line)) or counts:
             return self.people.know(announced or Who(rank=0))

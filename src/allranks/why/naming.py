@@ -21,6 +21,7 @@ from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import FEW, People, missing_of, named
+from allranks.why.readings.ends import read_summaries
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
 
@@ -144,8 +145,14 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
         for fact in facts:  # one end of the link is known
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
+    if all(fact.kind is FactKind.ENDED and fact.said is Said.SCHEDULER for fact in facts):
+        told = {end.event.who.node for end in read_summaries(logs) if end.event.values["code"] in ("-6", "-15")}
+        first = next((event.values["node"] for event in logs.of("task-end")), None)
+        if first is not None and first not in told:  # slurmstepd names none, and srun first the task that failed
+            return Culprit(nodes=(first,))
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
-    pod = _pod(lines)
+    shown = {place.source for place in conclusion.evidence}
+    pod = _pod(lines or [line for tail in logs.tails if tail.source.shown in shown for line in tail.lines])
     if all(fact.kind is FactKind.SCHEDULER_END or (pod and fact.said is Said.SCHEDULER) for fact in facts):
         return pod
     is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)

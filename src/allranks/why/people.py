@@ -110,7 +110,8 @@ class People:
         nodes = {node_of[rank] for rank in ranks if rank in node_of}
         if len(ranks) < 2 or len(nodes) > 1:
             return False
-        return all(sizes[node] == len(ranks) for node in nodes or sizes) and bool(sizes)
+        is_rest = not nodes and self.world == len(ranks) * (len(sizes) + 1)
+        return is_rest or (bool(sizes) and all(sizes[node] == len(ranks) for node in nodes or sizes))
 
     def announced(self, line: Line, *, is_caller: bool = True) -> Who:
         """Return whose error a line belongs to, according to mp.spawn, Ray or another parent.

@@ -16,7 +16,7 @@ from allranks.report.text import fold_ranks
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.people import missing_of
+from allranks.why.people import missing_of, parse_ranks
 from allranks.why.readings.progress import find_last_steps
 
 _MISSING = "missing-rank"
@@ -92,7 +92,7 @@ def _barrier(reader: FactReader, waiting: Sequence[LogEvent], counts: Sequence[L
 def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
     """Who is absent where the store's host only counts who came: who says that it could not connect.
 
-    Without such a line: whoever wrote no line at all, if those are as many.
+    Without such a line: who gave up with an exit code; else whoever wrote no line at all, if those are as many.
     """
     for event in counts:
         wanted, absent = _count(event, "wanted"), _count(event, "wanted") - _count(event, "present")
@@ -104,6 +104,9 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         if 0 < len(named) <= absent:
             told = f"{len(named)} of the others could not connect to the store; {joined}"
             yield from _missing(reader, (event.line, *(outside[who] for who in named[:2])), told, who=named)
+        elif gave_up := _gave_up(reader, absent):
+            told = f"{fold_ranks(gave_up)} gave up with an exit code, and not because others had ended; {joined}"
+            yield from _missing(reader, (event.line,), told, ranks=gave_up, ask=f"the log of {fold_ranks(gave_up)}")
         elif 0 < len(silent) == absent:
             told = f"{fold_ranks(silent)} wrote nothing; {joined}"
             yield from _missing(reader, (event.line,), told, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
@@ -129,6 +132,18 @@ def _host(reader: FactReader) -> Iterator[Fact]:
     told_by = f"rank 0, which hosts the store, wrote nothing; {fold_ranks(ranks)} did not reach it"
     lines = [event.line for event in told.values()][:3]
     yield from reader.infer(FactKind.MISSING, cause, lines, told_by, ranks=(0,), seq=START, ask="the log of rank 0")
+
+
+def _gave_up(reader: FactReader, absent: int) -> list[int]:
+    """Return those, no more than are absent, whom srun saw end by themselves: before rank 0, or nobody else does."""
+    tasks = [] if reader.people.are_tasks_agents else list(reader.logs.of("task-end"))
+    ended = [(parse_ranks(event.values["ranks"]), event.values.get("code")) for event in tasks]
+    host = next((index for index, (ranks, _) in enumerate(ended) if 0 in ranks), len(ended))
+    for part in (ended[:host] if any(code is None for _, code in ended) else ended, ended[:host]):
+        found = [rank for ranks, code in part for rank in ranks if code is not None and rank != 0]
+        if 0 < len(found) <= absent:
+            return found
+    return []
 
 
 def _heard(reader: FactReader) -> set[int]:

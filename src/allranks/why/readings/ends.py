@@ -6,6 +6,7 @@ Who a launcher ended is no culprit: LAUNCHER_KILL. Which worker it saw first is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from signal import SIGABRT, SIGKILL, SIGTERM
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -136,20 +137,25 @@ def _of_launchers(reader: FactReader) -> Iterator[Fact]:
 def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
     """The tasks of srun, which are the ranks unless each starts several.
 
-    After a task failed, or the scheduler ended the job, srun kills the others, and says so in the same words.
+    After a task failed, or the scheduler ended the job, srun kills the others, and says so in the same words: by
+    SIGTERM, half a minute later by SIGKILL. Who aborted may have lost the one that was killed.
     """
     ended: dict[str, int] = {}
     for event in reader.logs.of(Trait.ENDS_FROM_OUTSIDE):
         ended.setdefault(event.line.source.shown, event.line.number)
-    for event in reader.logs.of("task-end"):
+    tasks = list(reader.logs.of("task-end"))
+    terminated = {event.line.source.shown: event.line.number for event in tasks if _how(event).signal == SIGTERM}
+    for event in tasks:
         line = event.line
         how = signal, code = read_ending(None, event.values)
         if code == 0 or (code is None and signal is None):
             continue
         is_after = line.number > ended.get(line.source.shown, line.number)
         is_agents = has_agents and signal is None  # the task is an agent, which ends with its workers
-        is_kill = is_agents or (signal in {9, 15} and event.values.get("signal") != "Out Of Memory" and is_after)
-        if not is_after:
+        is_early = signal == SIGKILL and line.number < terminated.get(line.source.shown, 0)
+        is_kill = signal in {SIGKILL, SIGTERM} and event.values.get("signal") != "Out Of Memory" and is_after
+        is_kill = is_agents or (is_kill and not is_early)
+        if not is_after and signal != SIGABRT:
             ended.setdefault(line.source.shown, line.number)
         node = event.values["node"]
         whos = [Who(node=node)] if has_agents else named(event)[0]

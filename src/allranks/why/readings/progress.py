@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind
 from allranks.report.text import fold_ranks
 from allranks.why.attempts import ANEW, RESTART
@@ -65,8 +66,8 @@ def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
 
 
 def read_laggard(reader: FactReader) -> Iterator[Fact]:
-    """Return who made fewer steps than all others, if those timed out or lost a connection."""
-    laggard = find_laggard(reader.logs, reader.people) if any(event.is_loss for event in reader.logs.events) else None
+    """Return who made fewer steps than all others, if those timed out: who is gone had buffered some."""
+    laggard = find_laggard(reader.logs, reader.people) if any(reader.logs.of(Trait.ONLY_WAITS)) else None
     if laggard is not None:
         who, line = laggard
         about: dict[str, Any] = {"ranks": (who,)} if isinstance(who, int) else {"things": (who,)}

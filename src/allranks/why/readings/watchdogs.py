@@ -7,7 +7,7 @@ enqueued the collective has no timeout of its own.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
@@ -75,8 +75,12 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     """Fill the table of progress with what the watchdogs say: in which call each rank waits, and what it counts.
 
     A line without its group is of the group that another line of its rank names, for this number or at all; else of
-    that of all ranks, unless one of them counts its ranks in another way than the job does.
+    that of all ranks, unless one of them counts its ranks in another way than the job does. If several ranks have one
+    seat in a group, its name is that of several groups, and their numbers cannot be compared.
     """
+    seats = {(event.values.get("group"), event.number("rank"), rank) for event, rank in reports}
+    taken = Counter((group, seat) for group, seat, _ in seats)
+    shared = {group for (group, seat), ranks in taken.items() if seat is not None and ranks > 1} - {None}
     groups = {group for event, _ in reports if (group := event.values.get("group"))}
     are_smaller = any(
         event.number("rank") not in {None, rank} for event, rank in reports if "group" not in event.values
@@ -93,6 +97,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     for event, rank in reports:
         seq, values = event.number("seq"), event.values
         known = values.get("group") or group_of.get((rank, seq)) or group_of.get(rank, usual)
+        known += f" of rank {rank}" if known in shared else ""
         if known and (seq is not None or "op" in values):
             first = told[known].setdefault(rank, event)
             if values.keys() - first.values.keys():
@@ -100,7 +105,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
             lines.setdefault(rank, event.line)
         for word, numbers in (("enqueued", enqueued), ("completed", completed)):
             if (number := event.number(word)) is not None and number >= 0:
-                numbers[rank][values.get("group", DEFAULT_GROUP)] = number
+                numbers[rank][known if "group" in values else DEFAULT_GROUP] = number
                 lines.setdefault(rank, event.line)
     calls: defaultdict[int, list[Call]] = defaultdict(list)
     for group, by_rank in told.items():
