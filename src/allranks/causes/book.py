@@ -22,7 +22,7 @@ import msgspec
 from allranks.causes.cause import Cause, Family, Sign, Trait
 from allranks.model.errors import Exit, UsageError
 from allranks.model.fact_kind import Said
-from allranks.model.foreign import TURN
+from allranks.model.foreign import FIRST_USE
 
 TEXT = Path(__file__).parent / "text"
 BOOK = Path(__file__).parent / "book.json"
@@ -172,7 +172,7 @@ def expand(pattern: str, parts: Mapping[str, str]) -> str:
 
 @functools.cache
 def _book() -> Book:
-    with TURN:
+    with FIRST_USE:
         if TEXT.is_dir():
             return read_book(TEXT)
         return msgspec.json.decode(BOOK.read_bytes(), type=Book, strict=False)

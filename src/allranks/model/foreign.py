@@ -5,7 +5,7 @@
     except Unreadable as exc: ...
 
 Whatever the bytes are, nothing else is raised: msgspec alone also raises UnicodeDecodeError and RecursionError.
-Threads may decode at once: they take turns, since msgspec 0.22 crashes where two of them use a type for the first time.
+Threads may decode at once. Where two use a type for the first time, msgspec 0.22 crashes: they do that in turn.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import msgspec
 
 _Kind = TypeVar("_Kind")
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
-TURN = threading.RLock()
-"""Held by who decodes into a type that another thread may use for the first time: its fields are not all known yet."""
+FIRST_USE = threading.RLock()
+"""Held by who decodes into a type for the first time: until then another thread finds it without all of its fields."""
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises where bytes are not what they should be."""
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(?P<half>u[dD][89a-fA-F]\w\w)|.)", re.DOTALL)
@@ -38,18 +39,25 @@ def decode_json(data: bytes | msgspec.Raw, kind: type[_Kind] | Any) -> _Kind | A
     Raises:
         Unreadable: it is none.
     """
+    decode = _decoder_of(kind).decode
     try:
         try:
-            with TURN:
-                return msgspec.json.decode(data, type=kind)
+            return decode(data)
         except msgspec.ValidationError:
             raise
         except msgspec.DecodeError:
             if b"\\u" not in bytes(data):
                 raise
-            return msgspec.json.decode(_ESCAPE.sub(_as_text, bytes(data)), type=kind)
+            return decode(_ESCAPE.sub(_as_text, bytes(data)))
     except UNREADABLE as exc:
         raise Unreadable(" ".join(str(exc).split())[:200] or type(exc).__name__) from exc
+
+
+def _decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+    if (known := _decoders.get(kind)) is None:
+        with FIRST_USE:
+            known = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    return known
 
 
 def decode_fields(data: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:
