@@ -76,7 +76,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
             raise
         if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
             return tuple(msgspec.structs.replace(source, shown=str(Path(targets[0], source.shown))) for source in found)
-        return _keep_newest(found) if all(map(os.path.isdir, targets)) else found
+        return _keep_newest(found) if len(targets) == 1 and Path(targets[0]).is_dir() else found
     if len(targets) > 1:
         raise UsageError(
             f"why {' '.join(targets)}: expected one job and nothing else; to combine logs, give only files"
@@ -93,7 +93,8 @@ def _keep_newest(sources: tuple[Source, ...]) -> tuple[Source, ...]:
     """Return the logs below directories without the output of older jobs of SLURM; tasks of an array are one job."""
     from allranks.why.logs.sources import list_jobs
 
-    jobs = sorted({int(job.partition("_")[0]) for job in list_jobs(sources)}, reverse=True)
+    begun = [source for source in sources if source.size]  # a job that has just begun tells nothing
+    jobs = sorted({int(job.partition("_")[0]) for job in list_jobs(begun)}, reverse=True)
     if len(jobs) < 2:
         return sources
     say(f"the output of {len(jobs)} jobs is here; reading that of the newest, {jobs[0]}; the previous one is {jobs[1]}")

@@ -88,7 +88,7 @@ class _Between:
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
         absent_too = self._open(Sort.BREAK, Sort.END, Sort.ABSENT)
-        certain = Pool(item for item in absent_too if item.is_real or item.strength == 0)
+        told = Pool(item for item in absent_too if item.is_real or item.strength == 0)
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
@@ -103,7 +103,7 @@ class _Between:
                 (losses, lost_before), (waits, lost_before),
             ):  # fmt: skip
                 continue
-            if (other := certain.find(item, rules.by_another_clock)) is not None:
+            if (other := told.find(item, rules.by_another_clock)) is not None:
                 other.explain(item, is_named=False)
                 other.is_doubted = True
 

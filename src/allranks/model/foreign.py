@@ -11,6 +11,7 @@ Threads may decode at once. Where two use a type for the first time, msgspec 0.2
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ _Kind = TypeVar("_Kind")
 _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 FIRST_USE = threading.RLock()
 """Held by who decodes into a type for the first time: until then another thread finds it without all of its fields."""
+os.register_at_fork(before=FIRST_USE.acquire, after_in_parent=FIRST_USE.release, after_in_child=FIRST_USE.release)
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises where bytes are not what they should be."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import shlex
 import signal
@@ -72,7 +73,7 @@ def list_jobs(jobs: Mapping[str, Sequence[FoundProcess]]) -> list[str]:
         pids, folder = " ".join(str(process.pid) for process in ranks), ""
         with contextlib.suppress(OSError):
             folder = f" in {Path(f'/proc/{ranks[0].pid}/cwd').readlink()}"
-        is_spawned = any("multiprocessing.spawn" in word for word in ranks[0].command)  # `python -c ...`
+        is_spawned = re.search(r"multiprocessing\.(spawn|forkserver)", str(ranks[0].command))  # `python -c ...`
         script = name_script(((is_spawned and ranks[0].above) or ranks[0]).command)
         words = f"{count_of(len(ranks), 'rank')} of {script}{folder}, pid {ranks[0].pid}"
         lines.append((f"allranks watch {shlex.quote(name) if has_name(name) else f'--pid {pids}'}", one_line(words)))

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
+from itertools import islice
 from operator import or_
 
 from allranks.causes.book import find_cause
@@ -37,6 +38,7 @@ from allranks.why.readings.progress import read_laggard, read_restarts, read_ste
 from allranks.why.readings.silence import conclude_silence, find_words
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
+from allranks.why.step_lines import is_of_training
 from allranks.why.stops import read_stops
 from allranks.why.unite import leave_out_refined, unite
 
@@ -73,11 +75,14 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     reader = FactReader(logs, meet(logs, [end.event.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
+    overcome = _find_overcome(facts, logs)
+    facts = [fact for fact in facts if fact not in overcome]
     if dumps:
         hung = max((reader.attempt_of(event.line) for event in logs.of(Trait.ONLY_WAITS)), default=0)
         facts += read_stops(dumps, world=reader.people.world, attempt=hung)
     story = solve([fact for fact in facts if fact.cause or fact.kind not in _NEED_A_CAUSE], world=reader.people.world)
     found = list(_conclusions(story, facts, reader))
+    found += [replace(_of_consequences([fact]), is_failure=False) for fact in overcome[:1]]
     if story.outcome is StoryEnd.FINISHED:  # what came before was survived
         found = [replace(conclusion, is_failure=False) for conclusion in found]
     jobs = list_jobs(tail.source for tail in logs.tails)
@@ -99,6 +104,31 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
 
 
 _NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))
+MIN_STEPS = 3
+"""A batch script may say `Step 1: data` itself."""
+_EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}\d")
+
+
+def _find_overcome(facts: Sequence[Fact], logs: Logs) -> list[Fact]:
+    """Return a shell's words, if the training made some steps below or in another file: it did without that program.
+
+    slurm-4711.err has `conda: command not found`, slurm-4711.out the steps.
+    """
+    said = [fact for fact in facts if _is_of_shell(fact)]
+    above = {fact.place.source: fact.place.line for fact in said}
+    below = (
+        line
+        for tail in logs.tails
+        for line in (tail.lines if said else ())
+        if line.number > above.get(line.source.shown, 0)
+    )
+    steps = (line for line in below if is_of_training(line.text) or _EPOCH.search(line.text))
+    return said if len(list(islice(steps, MIN_STEPS))) == MIN_STEPS else []
+
+
+def _is_of_shell(fact: Fact) -> bool:
+    is_of_script = fact.kind is FactKind.RAISED and Trait.ERROR_OF_SCRIPT in find_cause(fact.cause).traits
+    return is_of_script and not (fact.is_fatal or fact.is_generic or fact.confidence is Confidence.CERTAIN)
 
 
 def _conclusions(story: Story, facts: Sequence[Fact], reader: FactReader) -> Iterator[Conclusion]:

@@ -59,7 +59,7 @@ def describe(who: Who, *, with_process: bool = False) -> Culprit:
     if who.pid and (with_process or (who.rank is None and who.local_rank is None)):
         things.append(f"process {who.pid}")
     address = who.address or ""
-    is_host = address != "localhost" and ":" not in address and not address.replace(".", "").isdigit()
+    is_host = address[:1].isalpha() and "localhost" not in address and ":" not in address
     if address and not is_host:
         things.append(f"address {address}")
     names = (who.node, who.pod, address if is_host else None)  # a peer may be named as its host is

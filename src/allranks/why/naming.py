@@ -20,7 +20,7 @@ from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
-from allranks.why.people import FEW, People, missing_of, named
+from allranks.why.people import FEW, People, missing_of, named, parse_ranks
 from allranks.why.readings.ends import read_summaries
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
@@ -63,7 +63,9 @@ def name_somebody(
     culprit |= _named_beside(conclusion, culprit, logs)
     if not culprit:
         culprit = _someone(conclusion, facts, logs, people)
-        if not set(hurt).isdisjoint(culprit.ranks):  # who suffered from it did not break
+        told_in = {place.source for place in conclusion.evidence}
+        own_file = {tail.source.rank for tail in logs.tails if tail.source.shown in told_in}
+        if not (set(hurt) - own_file).isdisjoint(culprit.ranks):  # who suffered from it did not break
             culprit = Culprit()
         if (culprit.ranks or culprit.nodes) and any(fact.said is not Said.SELF for fact in facts):
             confidence = confidence.at_most(Confidence.LIKELY)  # it is a guess
@@ -147,7 +149,10 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
                 return describe(fact.speaker)
     if all(fact.kind is FactKind.ENDED and fact.said is Said.SCHEDULER for fact in facts):
         told = {end.event.who.node for end in read_summaries(logs) if end.event.values["code"] in ("-6", "-15")}
-        first = next((event.values["node"] for event in logs.of("task-end")), None)
+        lost = {people.speaker(event.line).rank for event in logs.events if event.is_loss}
+        tasks = [event for event in logs.of("task-end") if event.values.get("signal") not in {"Aborted", "Terminated"}]
+        failed = (task for task in tasks if lost.isdisjoint(parse_ranks(task.values["ranks"])))  # by itself
+        first = next((task.values["node"] for task in failed), None)
         if first is not None and first not in told:  # slurmstepd names none, and srun first the task that failed
             return Culprit(nodes=(first,))
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []

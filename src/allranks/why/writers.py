@@ -18,8 +18,8 @@ from allranks.why.logs.log_events import Logs
 _OF_ERRORS = frozenset((1, 2, 126, 127))
 """Exit codes of Python: 1 after an exception that nobody caught, 2 of argparse; of a shell that starts no program."""
 _LOSSES = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.WAITED))
-_OUTERMOST = frozenset(("<module>", "_bootstrap"))
-"""The function in which a traceback begins that nobody caught: a script's, a process's of multiprocessing."""
+_OUTERMOST = frozenset(("<module>", "_bootstrap", "_wrap"))
+"""The function in which a traceback begins that nobody caught: of a script, multiprocessing, mp.spawn."""
 
 
 def find_uncaught(logs: Logs) -> dict[tuple[object, str], bool]:
@@ -33,13 +33,17 @@ def find_uncaught(logs: Logs) -> dict[tuple[object, str], bool]:
     bare: set[tuple[object, str]] = set()
     mains: set[tuple[object, str]] = set()
     caught: set[tuple[object, str]] = set()
-    functions: defaultdict[object, set[str]] = defaultdict(set)
+    functions: dict[object, set[str]] = {}
     chains: dict[object, list[str]] = {}
     linked: set[object] = set()
-    for event in logs.of("shortened", "frame", "exception", "chained"):
+    for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
         writer = event.line.writer
-        if event.kind in {"shortened", "frame"}:
-            functions[writer].add(event.values.get("function") or "<module>")
+        if event.kind == "traceback":  # without it, the first frames are not known
+            functions.setdefault(writer, set())
+        elif event.kind == "shortened":
+            functions[writer] = {"<module>"}
+        elif event.kind == "frame":
+            functions.get(writer, set()).add(event.values.get("function") or "<module>")
         elif event.kind == "chained":
             linked.add(writer)
         else:

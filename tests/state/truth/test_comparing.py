@@ -474,11 +474,21 @@ def test_after_a_load_what_an_optimizer_changes_is_watched_from_the_first_step_o
     """Else a device that is faulty again at once, after a roll-back, would only be said to have a state of its own."""
 
     def begin(own: Comparing) -> None:
-        own.loaded(8, ["model"], {})
+        own.loaded(8, ["model"], {"watched": ["model/w"]})
 
     ranks, said = train(3, at(0, 2, flip("model", "w")), begin=begin)
     assert "rank 2 on n07 has other bits than 2 others, in model/w: 1 of 600 elements at step 1," in message_of(ranks)
     assert said == []
+
+
+def test_after_a_load_what_was_not_watched_when_it_was_saved_is_learned_again():
+    """A rank may merge an adapter into weights that its optimizer knows and never changed."""
+
+    def begin(own: Comparing) -> None:
+        own.loaded(8, ["model"], {"watched": []})
+
+    _, said = train(3, at(0, 2, flip("model", "w")), begin=begin)
+    assert said == ["not replicated: 1 tensor (model/w); not compared between ranks"]
 
 
 def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiples_of_a_power_of_two(

@@ -174,7 +174,7 @@ class Comparing:
         return True
 
     def loaded(self, step: int, parts: Collection[str], common: Mapping[str, Any]) -> None:
-        """Compare what was loaded, on all ranks; all of it must be equal, and stay so where optimizers change it.
+        """Compare what was loaded, on all ranks; all of it must be equal, and stay so where it was watched before.
 
         Args:
             parts: names of those that the checkpoint has.
@@ -193,8 +193,8 @@ class Comparing:
             self._is_loading = True
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
-            trained = (name for name, role in self._read_roles(self._seen).items() if role is Role.TRAINED)
-            self._seen = dict.fromkeys(trained, Seen(num_changes=2))  # it was equal when it was saved
+            roles = self._read_roles(self._seen.keys() & {*common.get("watched", ())})
+            self._seen |= {name: Seen(num_changes=2) for name, role in roles.items() if role is Role.TRAINED}
             self._is_loading = False
 
     # Saves
@@ -205,8 +205,10 @@ class Comparing:
         return f"{name} is NaN or infinite, so the last finite checkpoint stays" if name else ""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint has of this: the numbers of all that is compared, and what was healed."""
-        return {"healed": self.healed} | ({"fingerprints": self._compared()} if self._is_on else {})
+        """Return what a checkpoint has of this: the numbers of what is compared, what is watched, what was healed."""
+        watched = [name for name, seen in self._seen.items() if seen.is_watched and name not in self._dropped]
+        own = {"fingerprints": self._compared(), "watched": watched}
+        return {"healed": self.healed} | (own if self._is_on else {})
 
     def about(self) -> dict[str, Any]:
         """Return what the manifest of a checkpoint says of it, once all ranks can save."""
@@ -296,9 +298,7 @@ class Comparing:
             self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
-        may_be_updates = [own for own in judged.suspects if own.is_frozen or own.role is not Role.TRAINED]
-        doubtful = [] if self._is_loading else may_be_updates
-        updated = find_updates(doubtful, self._count(doubtful, reports))
+        updated = [] if self._is_loading else self._find_updates(judged.suspects, reports)
         self._leave_out(updated, f" from step {step} on")
         if suspects := [own for own in judged.suspects if own.name not in updated]:
             (count,) = self._count(suspects[:1], reports).values()
@@ -315,7 +315,9 @@ class Comparing:
         step, name = max(seen for seen, *_ in found), next((own for _, own, _ in found if own), "")
         are_known = all(is_known for *_, is_known in found)
         reports = self.exchange(before or {}) if are_known else []
-        if suspects := judge(reports).suspects:
+        judged = judge(reports)
+        updated = self._find_updates(judged.suspects, reports)  # their bits are still there: no optimizer changed them
+        if suspects := [own for own in judged.suspects if own.name not in updated]:
             what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
             raise self._error(what, suspects[0], reports)
         said = f"gradients are NaN or infinite at step {step}"
@@ -356,6 +358,10 @@ class Comparing:
 
     def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
         return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
+
+    def _find_updates(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> list[str]:
+        doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]
+        return find_updates(doubtful, self._count(doubtful, reports))
 
     def _count(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> dict[str, Difference]:
         """Return how each differs from the reference's, on the rank where most does."""

@@ -104,7 +104,7 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         if 0 < len(named) <= absent:
             told = f"{len(named)} of the others could not connect to the store; {joined}"
             yield from _missing(reader, (event.line, *(outside[who] for who in named[:2])), told, who=named)
-        elif gave_up := _gave_up(reader, absent):
+        elif (gave_up := _gave_up(reader, absent)) and (len(silent) != absent or {*gave_up} <= {*silent}):
             told = f"{fold_ranks(gave_up)} gave up with an exit code, and not because others had ended; {joined}"
             yield from _missing(reader, (event.line,), told, ranks=gave_up, ask=f"the log of {fold_ranks(gave_up)}")
         elif 0 < len(silent) == absent:
@@ -139,8 +139,9 @@ def _gave_up(reader: FactReader, absent: int) -> list[int]:
     tasks = [] if reader.people.are_tasks_agents else list(reader.logs.of("task-end"))
     ended = [(parse_ranks(event.values["ranks"]), event.values.get("code")) for event in tasks]
     host = next((index for index, (ranks, _) in enumerate(ended) if 0 in ranks), len(ended))
+    came = {reader.speaker_of(event.line).rank for event in reader.logs.events if event.is_loss} | {0}  # who lost it
     for part in (ended[:host] if any(code is None for _, code in ended) else ended, ended[:host]):
-        found = [rank for ranks, code in part for rank in ranks if code is not None and rank != 0]
+        found = [rank for ranks, code in part for rank in ranks if code is not None and rank not in came]
         if 0 < len(found) <= absent:
             return found
     return []

@@ -5,6 +5,7 @@ Who a launcher ended is no culprit: LAUNCHER_KILL. Which worker it saw first is 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from signal import SIGABRT, SIGKILL, SIGTERM
 from typing import Any, NamedTuple
@@ -141,10 +142,12 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
     SIGTERM, half a minute later by SIGKILL. Who aborted may have lost the one that was killed.
     """
     ended: dict[str, int] = {}
-    for event in reader.logs.of(Trait.ENDS_FROM_OUTSIDE):
+    for event in reader.logs.of(Trait.ENDS_FROM_OUTSIDE, "srun-ends"):
         ended.setdefault(event.line.source.shown, event.line.number)
     tasks = list(reader.logs.of("task-end"))
-    terminated = {event.line.source.shown: event.line.number for event in tasks if _how(event).signal == SIGTERM}
+    first = {event.line.source.shown: event.line.number for event in reversed(tasks)}
+    by_itself = {shown for shown, number in first.items() if number < ended.get(shown, sys.maxsize)}
+    terminated = {e.line.source.shown: e.line.number for e in reversed(tasks) if _how(e).signal == SIGTERM}
     for event in tasks:
         line = event.line
         how = signal, code = read_ending(None, event.values)
@@ -153,6 +156,7 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
         is_after = line.number > ended.get(line.source.shown, line.number)
         is_agents = has_agents and signal is None  # the task is an agent, which ends with its workers
         is_early = signal == SIGKILL and line.number < terminated.get(line.source.shown, 0)
+        is_early &= line.source.shown in by_itself  # else the scheduler, or a person, ended the job
         is_kill = signal in {SIGKILL, SIGTERM} and event.values.get("signal") != "Out Of Memory" and is_after
         is_kill = is_agents or (is_kill and not is_early)
         if not is_after and signal != SIGABRT:

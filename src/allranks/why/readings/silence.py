@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Trait
@@ -114,9 +115,13 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
 
 
 def find_words(logs: Logs, who: Who) -> Line | None:
-    """Return the last line of a rank, or of nobody known, that reports a failure of which nothing else is known."""
+    """Return the last line of a rank, or of nobody known, that reports a failure of which nothing else is known.
+
+    What stands above its file's last progress was overcome.
+    """
     known = {event.line.at for event in logs.events}
-    own = (line for tail in logs.tails for line in reversed(tail.lines) if line.rank in {None, who.rank})
+    below = (line for tail in logs.tails for line in takewhile(lambda line: not _goes_on(line), reversed(tail.lines)))
+    own = (line for line in below if line.rank in {None, who.rank})
     lines = (line for line in own if line.at not in known)
     return next((line for line in lines if re.search(_WORDS[-1][0], line.text) and not SLURM.search(line.text)), None)
 
