@@ -210,6 +210,14 @@ def test_a_sampler_that_is_not_tracked_is_refused(tmp_path: Path):
         next(state.steps(DataLoader(list(range(20)), batch_sampler=sampler), total=3))  # type: ignore[arg-type]
 
 
+def test_what_was_saved_before_the_first_step_is_resumed_there(tmp_path: Path):
+    expected = Training(tmp_path / "whole").train(4)
+    first = Training(tmp_path / "cut")
+    first.state.save()
+    first.checkpoints.close()
+    assert Training(tmp_path / "cut").train(4) == expected
+
+
 def test_a_step_whose_error_was_caught_does_not_count(tmp_path: Path):
     training = Training(tmp_path)
     steps = training.state.steps(training.loader(), total=3)

@@ -326,6 +326,22 @@ def test_an_average_that_begins_late_on_one_rank_is_an_update(num_ranks: int):
     assert [own.equal_step for _, own in ranks] == [11] * num_ranks
 
 
+def test_what_a_part_computes_from_weights_that_one_rank_changed_is_no_fault():
+    """Rank 0 merges an adapter into frozen weights; from then on its BatchNorm sees other numbers."""
+
+    def strike(step: int, rank: int, state: State) -> None:
+        own = state.setdefault("own", {"base": torch.ones(100), "mean": torch.full((40,), 0.3)})
+        if step > 6 and rank == 0:
+            own["base"].fill_(2.0)
+        own["mean"][0] += 0.01 + (0.1 if step > 8 and rank == 0 else 0.0)
+
+    ranks, said = train(3, strike)
+    assert [line.partition(";")[0] for line in said] == [
+        "not replicated from step 8 on: 1 tensor (own/base)", "not replicated from step 10 on: 1 tensor (own/mean)",
+    ]  # fmt: skip
+    assert [own.equal_step for _, own in ranks] == [11, 11, 11]
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("kind", [float, torch.tensor])
 def test_a_best_loss_that_rank_0_alone_keeps_beside_a_step_is_no_fault(kind: Any, num_ranks: int):

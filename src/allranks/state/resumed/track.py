@@ -302,11 +302,12 @@ class Tracked:
             return
         (own, common), self._loaded = self._loaded, None
         if own is not None:
-            feed.load_state_dict(own["feed"])
+            if own["feed"] is not None:  # else it was saved before the first step
+                feed.load_state_dict(own["feed"])
             feed.open(self.step)
             rng.restore(own["rng"])
             return
-        if feed.sampler is None:
+        if feed.sampler is None and common is not None:
             feed.load_state_dict(common | {"used": 0})
             if self._membership.is_leader:
                 say(f"epoch {feed.epoch} begins again: only allranks' Sampler has an order for any number of ranks")

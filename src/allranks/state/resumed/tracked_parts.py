@@ -36,7 +36,8 @@ class Parts:
         self.modules = {name: part for name, part in self.live.items() if isinstance(part, torch.nn.Module)}
         inside = [own for part in parts.values() if isinstance(part, torch.nn.Module) for own in part.modules()]
         self.is_compiled = any("_orig_mod" in own._modules or own._compiled_call_impl is not None for own in inside)
-        if any(kind.__name__ == "FullyShardedDataParallel" for own in inside for kind in type(own).__mro__):
+        sharded = [own for own in inside if "NO_SHARD" not in str(getattr(own, "sharding_strategy", ""))]
+        if any(kind.__name__ == "FullyShardedDataParallel" for own in sharded for kind in type(own).__mro__):
             raise UsageError(
                 "track(): of FullyShardedDataParallel (FSDP1) each rank has an optimizer state of its own, and a "
                 "checkpoint would hold rank 0's alone: use fully_shard (FSDP2)"

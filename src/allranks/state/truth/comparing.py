@@ -49,6 +49,7 @@ from allranks.state.truth.odd_one import (
     find_updates,
     groups_of,
     judge,
+    part_of,
 )
 
 SHARE = 0.005
@@ -104,7 +105,7 @@ class Comparing:
         """Rank 0, which saves, is compared with another rank; None: they have not met yet."""
         self._own_group, self._groups = "", list[str]()
         self._contents, self._seen = Contents(), dict[str, Seen]()
-        self._dropped = set[str]()
+        self._dropped, self._updated_parts = set[str](), set[str]()
         """What is not replicated, and never compared again."""
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
@@ -361,7 +362,9 @@ class Comparing:
 
     def _find_updates(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> list[str]:
         doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]
-        return find_updates(doubtful, self._count(doubtful, reports))
+        updated = find_updates(doubtful, self._count(doubtful, reports), parts=self._updated_parts)
+        self._updated_parts.update(map(part_of, updated))
+        return updated
 
     def _count(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> dict[str, Difference]:
         """Return how each differs from the reference's, on the rank where most does."""

@@ -24,7 +24,7 @@ but for a tensor that never changed: who has changed it, is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -171,16 +171,30 @@ def groups_of(reports: Sequence[ReplicaReport]) -> list[list[int]]:
     return [ranks for ranks in groups.values() if len(ranks) > 1]
 
 
-def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, Difference]) -> list[str]:
+def part_of(name: str) -> str:
+    """Return the part of a tensor: `model` of `model/w`."""
+    return name.partition("/")[0]
+
+
+def find_updates(
+    suspects: Iterable[DifferingTensor], counts: Mapping[str, Difference], *, parts: Collection[str] = ()
+) -> list[str]:
     """Return the names of tensors that the script has changed on some ranks alone: that is no fault.
 
     Where these ranks changed much of one tensor of a part, all that they changed of that kind is an update: of the rows
     of an embedding, a better copy of the weights may have few others.
+
+    Args:
+        parts: that had updates before: what a part computes, such as a mean of BatchNorm's, follows from them.
     """
-    alike: dict[object, list[DifferingTensor]] = {}
+    alike: dict[tuple[str, tuple[int, ...], Role], list[DifferingTensor]] = {}
     for suspect in suspects:
-        alike.setdefault((suspect.name.partition("/")[0], suspect.ranks, suspect.role), []).append(suspect)
-    found = [own for own in alike.values() if any(_is_update(one, counts[one.name]) for one in own)]
+        alike.setdefault((part_of(suspect.name), suspect.ranks, suspect.role), []).append(suspect)
+    found = [
+        own
+        for (part, _, role), own in alike.items()
+        if (role is Role.OTHER and part in parts) or any(_is_update(one, counts[one.name]) for one in own)
+    ]
     return [suspect.name for own in found for suspect in own]
 
 
