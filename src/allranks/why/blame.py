@@ -110,18 +110,15 @@ _EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}\d")
 
 
 def _find_overcome(facts: Sequence[Fact], logs: Logs) -> list[Fact]:
-    """Return a shell's words, if the training made some steps below or in another file: it did without that program.
+    """Return a shell's words, if the training made some steps below or in its other file: it did without that program.
 
     slurm-4711.err has `conda: command not found`, slurm-4711.out the steps.
     """
     said = [fact for fact in facts if _is_of_shell(fact)]
     above = {fact.place.source: fact.place.line for fact in said}
-    below = (
-        line
-        for tail in logs.tails
-        for line in (tail.lines if said else ())
-        if line.number > above.get(line.source.shown, 0)
-    )
+    names = {source.rpartition(".")[0] for source in above}
+    own = [tail for tail in logs.tails if tail.source.shown.rpartition(".")[0] in names] if said else []
+    below = (line for tail in own for line in tail.lines if line.number > above.get(line.source.shown, 0))
     steps = (line for line in below if is_of_training(line.text) or _EPOCH.search(line.text))
     return said if len(list(islice(steps, MIN_STEPS))) == MIN_STEPS else []
 

@@ -66,7 +66,7 @@ def name_somebody(
         told_in = {place.source for place in conclusion.evidence}
         own_file = {tail.source.rank for tail in logs.tails if tail.source.shown in told_in}
         if not (set(hurt) - own_file).isdisjoint(culprit.ranks):  # who suffered from it did not break
-            culprit = Culprit()
+            culprit = Culprit(nodes=people.nodes if len(people.nodes) == 1 else ())
         if (culprit.ranks or culprit.nodes) and any(fact.said is not Said.SELF for fact in facts):
             confidence = confidence.at_most(Confidence.LIKELY)  # it is a guess
     culprit = _add_place(conclusion, culprit, logs)
@@ -169,7 +169,8 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
     ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.name) if "ran_on" in event.values}
     told = {event.values["node"] for event in logs.events if "node" in event.values}
     nodes = people.nodes if len(people.nodes) <= 2 and told <= {*people.nodes} else ()
-    return Culprit(nodes=nodes or _only(ran_on)) | _overhear(conclusion, lines)
+    parents = {event.line.pid for event in logs.of("launcher-kills", "agent-failed")}
+    return Culprit(nodes=nodes or _only(ran_on)) | _overhear(conclusion, lines, parents)
 
 
 # --- Names in passing -------------------------------------------------------------------------------------------------
@@ -199,15 +200,15 @@ _FOR_ALL = ":log_dist]"
 """DeepSpeed's function also for what rank 0 reports for the others."""
 
 
-def _overhear(conclusion: Conclusion, lines: Sequence[Line]) -> Culprit:
-    """Return what the lines of a conclusion, or those below, name in passing; else the only writer in the log."""
+def _overhear(conclusion: Conclusion, lines: Sequence[Line], parents: Collection[int | None]) -> Culprit:
+    """Return what the lines of a conclusion, or those below, name in passing; else the only writer but the launcher."""
     # The user's exceptions name devices for other reasons.
     is_gpu = conclusion.cause.family is Family.GPU
     first = conclusion.evidence[0]
     near = [line for line in lines if line.source.shown == first.source and line.number > first.line]
     below = [line.text for line in near if line.number <= first.line + _GOES_ON_LINES]
     said = _words([place.text for place in conclusion.evidence], is_gpu=is_gpu)
-    return said or _words(below, is_gpu=is_gpu) or _find_writer(lines, is_gpu=is_gpu)
+    return said or _words(below, is_gpu=is_gpu) or _find_writer(lines, parents, is_gpu=is_gpu)
 
 
 def _words(texts: Sequence[str], *, is_gpu: bool) -> Culprit:
@@ -229,7 +230,7 @@ def _only(things: Collection[T]) -> tuple[T, ...]:
     return tuple(things) if len(things) == 1 else ()
 
 
-def _find_writer(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
+def _find_writer(lines: Sequence[Line], parents: Collection[int | None], *, is_gpu: bool) -> Culprit:
     """Return the only writer; empty if there are several, or if it writes for all ranks."""
     lines = [line for line in lines if _FOR_ALL not in line.text]
     texts = [line.text for line in lines]
@@ -241,7 +242,7 @@ def _find_writer(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
     things = [] if ranks else [f"local rank {number}" for number in _only(local_ranks)]
     things += _only(set(_gpus(texts))) if is_gpu else ()
     if not things and len(ranks) != 1:
-        pids = {*map(int, _find(texts, _PROCESS)), *(line.pid for line in lines if line.pid)}
+        pids = {*map(int, _find(texts, _PROCESS)), *(line.pid for line in lines if line.pid)} - {*parents}
         things = [f"process {pid}" for pid in _only(pids)]
     return Culprit(ranks=_only(ranks), things=tuple(things)) | _pod(lines)
 
