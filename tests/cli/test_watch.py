@@ -128,7 +128,9 @@ def test_a_job_that_ends_ends_the_watch_and_why_says_the_same(allranks: Allranks
     assert re.search(r"rank 2\b.*", head)
     assert f"allranks why runs/watch-{job.name}" in text
     looks = [json.loads(line) for line in (record / "looks.jsonl").read_text().splitlines()]
-    assert {process["rank"] for process in looks[-1]["processes"] if process["role"] == "worker"} == {0, 1, 2}
+    # The store's port is free again: who of another test connects to it now may be taken for a client without a rank.
+    own = [process for process in looks[-1]["processes"] if process["role"] == "worker" and "rank" in process]
+    assert {process["rank"] for process in own} == {0, 1, 2}
     why = allranks("why", str(record))
     assert (why.returncode, why.stdout.splitlines()[0]) == (1, head)
     assert job.name not in allranks("list").stdout
