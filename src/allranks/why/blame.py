@@ -38,7 +38,7 @@ from allranks.why.readings.progress import read_laggard, read_restarts, read_ste
 from allranks.why.readings.silence import conclude_silence, find_words
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
-from allranks.why.step_lines import is_of_training
+from allranks.why.step_lines import EPOCH, is_of_training
 from allranks.why.stops import read_stops
 from allranks.why.unite import leave_out_refined, unite
 
@@ -106,7 +106,6 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
 _NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))
 MIN_STEPS = 3
 """A batch script may say `Step 1: data` itself."""
-_EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}\d")
 
 
 def _find_overcome(facts: Sequence[Fact], logs: Logs) -> list[Fact]:
@@ -119,7 +118,7 @@ def _find_overcome(facts: Sequence[Fact], logs: Logs) -> list[Fact]:
     names = {source.rpartition(".")[0] for source in above}
     own = [tail for tail in logs.tails if tail.source.shown.rpartition(".")[0] in names] if said else []
     below = (line for tail in own for line in tail.lines if line.number > above.get(line.source.shown, 0))
-    steps = (line for line in below if is_of_training(line.text) or _EPOCH.search(line.text))
+    steps = (line for line in below if is_of_training(line.text) or EPOCH.search(line.text))
     return said if len(list(islice(steps, MIN_STEPS))) == MIN_STEPS else []
 
 

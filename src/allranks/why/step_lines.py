@@ -12,6 +12,8 @@ _TRAINS = re.compile(
 )
 NUMBER = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 """Of a step."""
+EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}\d")
+"""Of a training that tells its epochs alone; another loop may have some, too, so that one is no step."""
 _CHECKS = re.compile(r"(?i)(?<![a-z])(?:eval|valid|val(?![a-z])|test)")
 """Of a step that is none of the training."""
 _TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
 from allranks.state.saved.pack import Packer, StateError, is_dtensor
-from allranks.state.truth.odd_one import Role
+from allranks.state.truth.odd_one import Role, part_of
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
@@ -115,7 +115,7 @@ class Parts:
             if name in parameters:
                 is_trained = not optimized or id(parameters[name]) in optimized
                 roles[name] = Role.TRAINED if is_trained else Role.WEIGHT
-            elif name.partition("/")[0] in owners:
+            elif part_of(name) in owners:
                 roles[name] = Role.TRAINED
         return roles
 

@@ -190,7 +190,7 @@ class Comparing:
         if self._is_on:  # measured, some ranks can be compared
             own = self._compared()
             known = common.get("fingerprints", own)
-            self._seen = {name: Seen(known[name]) for name in own if name in known and name.split("/")[0] in parts}
+            self._seen = {name: Seen(known[name]) for name in own if name in known and part_of(name) in parts}
             self._is_loading = True
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)

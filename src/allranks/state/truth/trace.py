@@ -30,6 +30,7 @@ from allranks.report.mask import mask_setting
 from allranks.state.resumed import rng
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import hash_bytes, hash_numbers, hash_text
+from allranks.state.truth.odd_one import part_of
 from allranks.state.truth.trace_file import FOLDER, PREFIXES, TraceRow, file_name, is_recorded, to_bytes
 
 FLUSH_S = 10.0
@@ -84,7 +85,7 @@ class Trace:
             return  # the same step: saved between the last fetch and it
         by_part: dict[str, dict[str, int]] = {}
         for name, number in numbers.items() if self._membership.is_leader else ():
-            by_part.setdefault(name.partition("/")[0], {})[name] = number
+            by_part.setdefault(part_of(name), {})[name] = number
         told = {f"part/{part}": hash_numbers(own) for part, own in by_part.items()}
         self._pending = step, told | {f"generator/{name}": number for name, number in find_generators().items()}
 
