@@ -183,7 +183,7 @@ def cost_of_a_call(dist: object, tensor: object, teller: object, cell: object) -
 
 
 def measure_network() -> None:
-    from allranks.guard.traffic import LOOK_EVERY_S, TrafficMeter
+    from allranks.guard.node.traffic import LOOK_EVERY_S, TrafficMeter
     from allranks.host.net import read_interfaces
 
     interface = next((each for each in read_interfaces() if each.kind != "loopback" and each.addresses), None)
@@ -204,7 +204,7 @@ def measure_network() -> None:
 
 def cost_of_looks(address: str, num_ranks: int) -> float:
     """At worst: each look finds sockets that it does not know, and looks for them among all files of all ranks."""
-    from allranks.guard.traffic import LOOK_EVERY_S, WINDOW_S, TrafficMeter
+    from allranks.guard.node.traffic import LOOK_EVERY_S, WINDOW_S, TrafficMeter
     from allranks.host.sockets import TcpConnection
 
     connections = [

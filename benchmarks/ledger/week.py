@@ -28,9 +28,9 @@ from pathlib import Path
 import msgspec
 
 from allranks.files.folder import Folder
-from allranks.guard.booking import NodeBook
-from allranks.guard.clocks import NodeClock
-from allranks.guard.ledger import Books
+from allranks.guard.goodput.clocks import NodeClock
+from allranks.guard.goodput.ledger import Books
+from allranks.guard.node.booking import NodeBook
 from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.lead.assignment import make_group

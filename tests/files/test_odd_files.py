@@ -11,7 +11,7 @@ import pytest
 
 from allranks.files.folder import Folder
 from allranks.files.regular import read_regular
-from allranks.guard.activity import Output
+from allranks.guard.node.activity import Output
 
 MAX_BYTES = 1 << 20
 

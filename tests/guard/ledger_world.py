@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from allranks.guard.clocks import NodeClock
+from allranks.guard.goodput.clocks import NodeClock
+from allranks.guard.goodput.ledger import Books
 from allranks.guard.inside.flight import MAX_LAGS, chosen
-from allranks.guard.ledger import Books
 from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
 from allranks.model.membership import Member
 from allranks.model.pace import PACE_STATES, Pace

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.guard.booking import MAX_ENDED, NUM_OLDEST, NUM_ROWS, NodeBook
+from allranks.guard.node.booking import MAX_ENDED, NUM_OLDEST, NUM_ROWS, NodeBook
 from allranks.model.beat import ProcessState, RankBeat
 from allranks.model.pace import PACE_STATES, Pace, PaceState
 from allranks.model.time_book import (

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from allranks.guard.clocks import NodeClock
+from allranks.guard.goodput.clocks import NodeClock
 
 
 def exchange(clock: NodeClock, at_s: float, *, offset_s: float, there_s: float, back_s: float, held_s: float) -> bool:

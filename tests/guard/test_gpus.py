@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from allranks.guard.gpus import EVERY_S, MOST_S, OLD_S, GpuMeter
-from allranks.guard.watch import WorkerWatch
+from allranks.guard.node.gpus import EVERY_S, MOST_S, OLD_S, GpuMeter
+from allranks.guard.node.heartbeat import WorkerWatch
 from allranks.host.gpu_load import GpuLoad, load_of, parse_gpu_loads, read_gpu_loads
 from allranks.model.beat import GpuSeen, LoadSeen, RankBeat
 from host.fake_nvidia_smi import install
 
 from .scenes import FAST
-from .test_watch import Told
+from .test_heartbeat import Told
 
 A, B = "GPU-e04d2b16-6a7f-45c9-9d38-c8b0f12e7a93", "GPU-f9a3c581-2e64-4d1b-87f0-3b5d6e8a0c27"
 LOADS = (GpuLoad(A, 97, 1, 81559), GpuLoad(B, None, 14337, 81559, (3999999, 3999998)))

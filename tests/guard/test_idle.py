@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from allranks.files.folder import Folder
-from allranks.guard.activity import Activity, Output, ProcessActivity, is_active
 from allranks.guard.idle import find_idle, judge_idle, say_idle
+from allranks.guard.node.activity import Activity, Output, ProcessActivity, is_active
 from allranks.guard.speech import Speech
 from allranks.guard.verdict import Guard
 from allranks.guard.waits import find_waiting, judge_hang, say_slow

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.guard.blocked import Blocked, Booked
-from allranks.guard.ledger import Books
-from allranks.guard.rank_account import Account
-from allranks.guard.waited import WaitSample
+from allranks.guard.goodput.blocked import Blocked, Booked
+from allranks.guard.goodput.ledger import Books
+from allranks.guard.goodput.rank_account import Account
+from allranks.guard.goodput.waited import WaitSample
 from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.ledger import Category, Ledger, LostTime

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from allranks.guard.lately import Lately
-from allranks.guard.network_wait import NetworkSpeech, find_reason, see_traffic
+from allranks.guard.goodput.lately import Lately
+from allranks.guard.goodput.network_wait import NetworkSpeech, find_reason, see_traffic
 from allranks.guard.scene import NodeView
 from allranks.model.beat import InterfaceSeen, RankBeat
 from allranks.model.traffic import MAX_NODES, Traffic

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from allranks.guard.goodput.stragglers import Stragglers
+from allranks.guard.goodput.waited import CallTimes, WaitSample
 from allranks.guard.inside.flight import chosen
-from allranks.guard.stragglers import Stragglers
-from allranks.guard.waited import CallTimes, WaitSample
 
 RANKS = (0, 1, 2, 3)
 
@@ -182,7 +182,7 @@ def test_collectives_that_not_all_ranks_tell_of_take_no_memory():
 
 
 def test_neither_groups_without_end_nor_a_rank_that_never_tells_grow_the_leader(monkeypatch):
-    monkeypatch.setattr("allranks.guard.waited.MAX_TOLD", 1000)
+    monkeypatch.setattr("allranks.guard.goodput.waited.MAX_TOLD", 1000)
     times = CallTimes()
     for number in range(5000):
         times.hear(f"{number}", RANKS, 0, [(1, 0.0)], node=(0, 0.0))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.guard.traffic import Slice, TrafficMeter, summarize
+from allranks.guard.node.traffic import Slice, TrafficMeter, summarize
 from allranks.host.sockets import TcpConnection
 from allranks.model.card import Interface
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allranks.guard.tries import Listener, Tries
+from allranks.guard.node.tries import Listener, Tries
 from allranks.model.beat import TrySeen
 from allranks.wire.protocol import Try, TryTarget
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from allranks.files.folder import Folder
-from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
+from allranks.guard.node.activity import Output
 from allranks.launch.last_words import read_left, read_tail
 from allranks.launch.worker_end import Left
 

@@ -17,9 +17,9 @@ from .door import Door
 def worker_file(name: str) -> Door:
     def begin(folder: Path) -> Callable[[bytes], object]:
         from allranks.files.folder import Folder
-        from allranks.guard.activity import Output
         from allranks.guard.failure import describe, find_evidence
         from allranks.guard.inside.cell import Cell
+        from allranks.guard.node.activity import Output
         from allranks.launch.last_words import read_crash, read_left, read_tail
         from allranks.launch.worker_end import explain_end, will_end_with
         from allranks.wire.connection import encode_frame
@@ -144,7 +144,7 @@ def cell_books() -> list[bytes]:
 
 
 def watch(cell: Any) -> Any:
-    from allranks.guard.worker import WatchedWorker
+    from allranks.guard.node.worker import WatchedWorker
     from allranks.host.glance import Glance
 
     watched = WatchedWorker(rank=0, pid=os.getpid(), cell=cell)
@@ -156,8 +156,8 @@ def watch(cell: Any) -> Any:
 
 def beat_feed() -> Callable[[Any], object]:
     """Return what takes a RankBeat to the leader, has the guard judge, and writes it as `keep` does."""
+    from allranks.guard.node.heartbeat import _as_recorder
     from allranks.guard.verdict import Guard
-    from allranks.guard.watch import _as_recorder
     from allranks.model.beat import NodeBeat
     from allranks.model.cluster import GuardTable
     from allranks.model.membership import Member

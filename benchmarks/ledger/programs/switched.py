@@ -22,9 +22,9 @@ from typing import Any
 
 from allranks.cli.main import main
 from allranks.files.folder import Folder
-from allranks.guard import worker
-from allranks.guard.booking import NodeBook
-from allranks.guard.ledger import Books
+from allranks.guard.goodput.ledger import Books
+from allranks.guard.node import worker
+from allranks.guard.node.booking import NodeBook
 from allranks.launch import agent
 from allranks.launch.console import Console
 from allranks.launch.lead import status

@@ -1,6 +1,6 @@
 """Has no rank made any progress for long, whoever waits for whom? Pure.
 
-Progress is a collective, a step, output, or processor time of a rank or its children (guard.activity). Ranks that all
+Progress is a collective, a step, output, or processor time of a rank or its children (node/activity.py). Ranks that all
 stand still may wait for nobody that waits.py knows of: all sleep, or each one cleans up after an exception. After
 hang_s the run is ended, but not where standing still may be all right: a job that has formed no group and printed no
 traceback (a server, a download), and a rank that waits for a line from a terminal. Those are only named.

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from allranks.guard import presence, waits
 from allranks.guard.faults import STRAGGLER_RANK
+from allranks.guard.goodput.stragglers import Straggler
 from allranks.guard.idle import find_idle, say_idle
 from allranks.guard.scene import Scene
-from allranks.guard.stragglers import Straggler
 from allranks.model.finding import Confidence, Finding, Severity
 
 LATER_FACTOR = 2.0

@@ -36,12 +36,12 @@ from dataclasses import replace
 import msgspec
 
 from allranks.guard import disk, idle, links, mismatch, presence, waits
-from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
+from allranks.guard.goodput.clocks import NodeClock
+from allranks.guard.goodput.ledger import Books
+from allranks.guard.goodput.network_wait import NetworkSpeech, see_traffic
 from allranks.guard.guard_verdict import GuardVerdict
-from allranks.guard.ledger import Books
-from allranks.guard.network_wait import NetworkSpeech, see_traffic
 from allranks.guard.rooms import RoomSpeech
 from allranks.guard.scene import Scene
 from allranks.guard.settled import SETTLED_S, Settled

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from allranks.files.folder import Folder
-from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell, CellRead
+from allranks.guard.node.activity import Output
 from allranks.join.raised_text import cut
 from allranks.launch.worker_end import ExitCall, Left
 from allranks.model.beat import Age

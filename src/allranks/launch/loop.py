@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from allranks.guard.gpus import GpuMeter
-from allranks.guard.watch import WorkerWatch
+from allranks.guard.node.gpus import GpuMeter
+from allranks.guard.node.heartbeat import WorkerWatch
 from allranks.host.net import listens
 from allranks.launch import events
 from allranks.launch.agent import Agent, AgentPhase

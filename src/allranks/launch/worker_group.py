@@ -23,9 +23,9 @@ import msgspec
 import psutil
 
 from allranks.files.folder import Folder
-from allranks.guard.activity import Activity
 from allranks.guard.inside.cell import Cell
-from allranks.guard.worker import WatchedWorker
+from allranks.guard.node.activity import Activity
+from allranks.guard.node.worker import WatchedWorker
 from allranks.host.limits import name_places
 from allranks.host.process import is_below
 from allranks.host.signals import catches, handled, read_caught

@@ -31,8 +31,8 @@ import msgspec
 import psutil
 
 from allranks.files.folder import Folder
-from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
+from allranks.guard.node.activity import Output
 from allranks.guard.origin import killed_by
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside

@@ -220,7 +220,7 @@ class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InterfaceSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """One interface that carries the connections of this node's ranks, over the last seconds (guard.traffic)."""
+    """One interface that carries the connections of this node's ranks, over the last seconds (guard.node.traffic)."""
 
     name: Word
     sent_mbit_s: Age

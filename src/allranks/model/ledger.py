@@ -1,6 +1,6 @@
 """Where did the time of a job go? The ledger: every second of every rank is booked in one category. Frozen data.
 
-    worker --cell--> agent (model.pace; book.bin) --heartbeat--> leader (guard.ledger) --> goodput.json, status.json
+    worker --cell--> agent (model.pace; book.bin) --heartbeat--> leader (guard.goodput) --> goodput.json, status.json
 
 A worker books each moment of its training thread in one state of its own (guard.inside.thread_marks), so its seconds
 sum to its time by construction. It can only book `blocked`, where it waits in a collective. The leader knows when all

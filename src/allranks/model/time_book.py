@@ -33,7 +33,7 @@ COLUMN_US = 500_000
 """Length of a column at first; it doubles whenever MAX_COLUMNS are full."""
 MAX_COLUMNS = 1200
 MAX_ROWS = 512
-"""That are read; fewer are written (guard.booking)."""
+"""That are read; fewer are written (guard.node.booking)."""
 MAX_RAW_BYTES = 32 << 20
 """Of one frame, unpacked: 1,000 ranks on one node."""
 _HEAD = struct.Struct(">5sI")

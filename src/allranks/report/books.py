@@ -1,4 +1,4 @@
-"""The books of all nodes of an attempt, as their agents wrote them (guard.booking, launch.book_writer): for the report.
+"""The books of all nodes of an attempt, as their agents wrote them (launch.book_writer): for the report.
 
     found = read_books(run.attempt_path)
     found.damaged                        # one line for each file that cannot be read

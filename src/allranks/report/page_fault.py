@@ -4,7 +4,7 @@
     read_places(attempt, files, culprit)[0].ranks        # the culprit's
     read_last_lines(attempt, files, culprit)             # of the culprit and of one victim
 
-The agents have kept the stacks at the verdict (guard.watch). Secrets are hidden.
+The agents have kept the stacks at the verdict (guard/node/heartbeat.py). Secrets are hidden.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _order(place: ListedPlace) -> tuple[object, ...]:
 
 
 def fold_stack(stack: str) -> str:
-    """Return a stack that guard.watch has kept without what differs from process to process, the main thread first.
+    """Return a stack that the agent has kept without what differs from process to process, the main thread first.
 
     Ids and the use of the CPU are left out, and so are threads of allranks.
 

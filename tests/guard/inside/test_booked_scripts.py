@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from harness import Started, workers
 
-from allranks.guard.worker import WatchedWorker
+from allranks.guard.node.worker import WatchedWorker
 from allranks.model.pace import PACE_STATES
 from conftest import allranks_command, clean_env
 

@@ -18,7 +18,7 @@ import pytest
 
 from allranks.guard.inside import cell as cell_module
 from allranks.guard.inside.cell import Cell, CellOrder
-from allranks.guard.worker import to_pace
+from allranks.guard.node.worker import to_pace
 
 PREAMBLE = f"""
 import importlib, os, sys, time, types

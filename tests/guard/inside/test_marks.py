@@ -40,7 +40,7 @@ from allranks.guard.inside.thread_marks import (
     ThreadBook,
     blocked_permille,
 )
-from allranks.guard.worker import to_pace
+from allranks.guard.node.worker import to_pace
 from allranks.model.pace import PACE_STATES, PaceState
 
 MS = 1_000_000

@@ -21,8 +21,8 @@ from allranks.guard.inside.beat_thread import BeatThread  # noqa: E402
 from allranks.guard.inside.cell import Cell  # noqa: E402
 from allranks.guard.inside.flight import Flight  # noqa: E402
 from allranks.guard.inside.wrapped_calls import Teller, wrap  # noqa: E402
+from allranks.guard.node.worker import WatchedWorker  # noqa: E402
 from allranks.guard.verdict import Guard  # noqa: E402
-from allranks.guard.worker import WatchedWorker  # noqa: E402
 from allranks.model.beat import NodeBeat, RankBeat  # noqa: E402
 from allranks.model.cluster import GuardTable  # noqa: E402
 from allranks.model.membership import Member  # noqa: E402

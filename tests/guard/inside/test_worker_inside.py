@@ -15,7 +15,7 @@ import pytest
 from harness import Started, workers
 
 from allranks.guard.inside.pace_words import STEPS
-from allranks.guard.worker import WatchedWorker
+from allranks.guard.node.worker import WatchedWorker
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 from conftest import wait_until
 

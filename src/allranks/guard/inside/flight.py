@@ -29,7 +29,8 @@ KEPT_CALLS = 16
 """Of each group, in a beat."""
 LAG_RUN = 8
 """Calls in a row, of those that are told with their times, and one more: only neighbors show who waited
-(guard/waited.py). Without that one, the last call of a run would never show it, which may be the same one of each step.
+(guard/goodput/waited.py). Without that one, the last call of a run would never show it, which may be the same one of
+each step.
 """
 MAX_LAGS = 2 * (LAG_RUN + 1)
 MAX_NOTES = 8

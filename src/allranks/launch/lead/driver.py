@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.guard.ledger import Books
+from allranks.guard.goodput.ledger import Books
 from allranks.guard.verdict import Guard
 from allranks.host.threads import start_thread
 from allranks.launch import events

@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
+from allranks.guard.goodput.stragglers import Straggler
 from allranks.guard.scene import NodeView, RankView, Scene
-from allranks.guard.stragglers import Straggler
 from allranks.guard.waits import Waiting
 from allranks.model.beat import HELD_STATES, CallSeen, GpuSeen, ProcessState
 from allranks.model.job_status import MAX_NODES, MAX_ROWS, NodeRow, RankRow, Stuck

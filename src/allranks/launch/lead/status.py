@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from allranks.guard.ledger import Books
+from allranks.guard.goodput.ledger import Books
 from allranks.guard.scene import Scene
 from allranks.guard.verdict import Guard
 from allranks.guard.waits import Waiting, find_waiting, is_typed_at, longest_wait_s

@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import mean
 
-from allranks.guard.waited import WaitSample
+from allranks.guard.goodput.waited import WaitSample
 
 WINDOW_S, MAX_WINDOW_S = 10.0, 60.0
 """Of own time, whose waits are split together; the longer one where no collective is known."""

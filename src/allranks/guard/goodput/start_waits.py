@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allranks.guard.rank_account import Account
-from allranks.guard.waited import WaitSample
+from allranks.guard.goodput.rank_account import Account
+from allranks.guard.goodput.waited import WaitSample
 
 
 class StartWaits:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from allranks.guard.lately import Lately
+from allranks.guard.goodput.lately import Lately
 from allranks.guard.scene import NodeView
 from allranks.model.beat import InterfaceSeen
 from allranks.model.traffic import MAX_NODES, NodeTraffic, Traffic

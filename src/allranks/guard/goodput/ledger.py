@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from allranks.guard.blocked import weigh_trust
-from allranks.guard.clocks import NodeClock
-from allranks.guard.lately import Lately, see_lately
-from allranks.guard.rank_account import SAVE, Account
-from allranks.guard.start_waits import StartWaits
-from allranks.guard.stragglers import Straggler, Stragglers
-from allranks.guard.totals import LOST, Totals, find_losses, show_row
-from allranks.guard.waited import CallTimes
+from allranks.guard.goodput.blocked import weigh_trust
+from allranks.guard.goodput.clocks import NodeClock
+from allranks.guard.goodput.lately import Lately, see_lately
+from allranks.guard.goodput.rank_account import SAVE, Account
+from allranks.guard.goodput.start_waits import StartWaits
+from allranks.guard.goodput.stragglers import Straggler, Stragglers
+from allranks.guard.goodput.totals import LOST, Totals, find_losses, show_row
+from allranks.guard.goodput.waited import CallTimes
 from allranks.model.beat import GroupSeen, NodeBeat
 from allranks.model.finding import Finding
 from allranks.model.ledger import MAX_CULPRITS, MAX_RANKS, MAX_RESTARTS, Category, Chronic, Ledger, RestartCost

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from allranks.files.folder import Folder
-from allranks.guard.booking import NodeBook
-from allranks.guard.gpus import GpuMeter
-from allranks.guard.traffic import TrafficMeter
-from allranks.guard.tries import Listener, Tries
-from allranks.guard.worker import WatchedWorker
+from allranks.guard.node.booking import NodeBook
+from allranks.guard.node.gpus import GpuMeter
+from allranks.guard.node.traffic import TrafficMeter
+from allranks.guard.node.tries import Listener, Tries
+from allranks.guard.node.worker import WatchedWorker
 from allranks.host.glance import Glance, render
 from allranks.host.net import read_interfaces
 from allranks.host.oom import OomWatch

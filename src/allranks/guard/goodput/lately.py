@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from allranks.guard.rank_account import Account
-from allranks.guard.stragglers import Straggler
+from allranks.guard.goodput.rank_account import Account
+from allranks.guard.goodput.stragglers import Straggler
 
 MIN_SHARE = 0.01
 """Of the others' time, that a rank costs which is said to be waited for."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from allranks.guard.waited import MAX_GROUPS, WaitSample
+from allranks.guard.goodput.waited import MAX_GROUPS, WaitSample
 
 WINDOW_SAMPLES = 12
 WINDOW_S = 4.0
@@ -101,7 +101,7 @@ class Stragglers:
         self._named: dict[int, Straggler] = {}
         self._new: list[Straggler] = []
         self.trust = 1.0
-        """What part of the waits is borne out by the time that ranks were blocked (guard/blocked.py)."""
+        """What part of the waits is borne out by the time that ranks were blocked (guard/goodput/blocked.py)."""
 
     def compare(self, loads: Mapping[int, tuple[float, float, int]]) -> None:
         """Take in how long ranks whose collectives come back at once have loaded and saved.

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from allranks.files.folder import Folder
+from allranks.guard.node.heartbeat import WorkerWatch
 from allranks.guard.verdict import Guard
-from allranks.guard.watch import WorkerWatch
 from allranks.model.beat import GroupSeen, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
 from allranks.recorder.wait_graph import StandstillKind, find_stops

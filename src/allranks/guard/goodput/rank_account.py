@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from allranks.guard.blocked import Blocked, Booked
+from allranks.guard.goodput.blocked import Blocked, Booked
 from allranks.model.beat import GroupSeen, RankBeat
 from allranks.model.ledger import Category
 from allranks.model.pace import PACE_STATES, Pace, PaceState

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from allranks.guard.activity import Activity
 from allranks.guard.inside.cell import Cell, Written
 from allranks.guard.inside.pace_words import ASYNC, BACK, BEGAN, DATA_MOVED, LEFT, STATE, STEP_MOVED, STEPS, TOTALS
+from allranks.guard.node.activity import Activity
 from allranks.host.glance import Glance
 from allranks.host.process import ProcessSeen, is_below, read_process
 from allranks.host.signals import handled, read_caught

@@ -12,7 +12,7 @@ import pytest
 
 from allranks.guard.inside.cell import Cell
 from allranks.guard.inside.pace_words import BEGAN, LEFT, STATE, STEPS
-from allranks.guard.worker import WatchedWorker
+from allranks.guard.node.worker import WatchedWorker
 from allranks.model.beat import CallSeen, GpuSeen, LoadSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.pace import Pace
 from allranks.wire.connection import encode_frame
