@@ -74,53 +74,88 @@ class _Later:
         return 0 < item.place.line < self._lines.get((whose, item.place.source), 0)
 
 
-def find_survived(items: Sequence[Item]) -> set[Item]:
-    """Return what the job certainly survived; what it perhaps survived is doubted from now on."""
-    later = _Later(items)
-    ends: dict[Hashable, Item] = {}
-    for item in items:
-        if item.kind is FactKind.ENDED and item.sort <= Sort.END:
-            ends.setdefault(item.process, item)
-    survived: set[Item] = set()
-    stopped = next((item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0), None)
-    has_kill = any(item.fact.signal == SIGKILL and item.sort is Sort.END for item in items)  # nobody says why
-    for item in items:
-        if item.sort is Sort.PROGRESS:
-            continue
+class _Attempt:
+    """One start of the job: did it go on after what its facts state?"""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._later = _Later(items)
+        self._ends: dict[Hashable, Item] = {}
+        for item in items:
+            if item.kind is FactKind.ENDED and item.sort <= Sort.END:
+                self._ends.setdefault(item.process, item)
+        orders = (item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0)
+        self._stopped = next(orders, None)
+        self._has_kill = any(item.fact.signal == SIGKILL and item.sort is Sort.END for item in items)
+        """Whether a process got SIGKILL, and nobody says why."""
+
+    def has_survived(self, item: Item) -> bool:
+        """Whether its process, or the job, certainly went on afterwards."""
+        later = self._later
         own = [_JOB, (item.process, None), (item.process, item.fact.interface)]
         if item.kind in _HARD_ENDS:
             own = [_JOB] if item.kind is FactKind.ENDED and is_outside(item) else []
-        is_raised = item.kind is FactKind.RAISED
-        end = ends.get(item.process)
-        # A process that ends with an exception prints what it had buffered below it.
-        has_ended = end is not None and end.when.after_s(item.when) <= LINGERS_S
-        may_be_buffered = is_raised and has_ended
-        is_later = any(later.is_by_time(whose, item) for whose in own)
-        is_later |= not may_be_buffered and any(later.is_by_line(whose, item) for whose in own)
-        is_its_last = has_ended and (is_raised or item.sort in SUFFERED)  # whenever the others made a step
-        may_be_caught = not item.fact.is_generic and not item.fact.is_fatal
-        if item.kind is FactKind.ENDED:  # of an earlier run
-            is_later |= later.is_by_time("anybody", item, DAY_S)
+        if any(later.is_by_time(whose, item) for whose in own):
+            return True
+        if not self._may_stand_above_its_buffer(item) and any(later.is_by_line(whose, item) for whose in own):
+            return True
+        if item.kind is FactKind.ENDED and later.is_by_time("anybody", item, DAY_S):  # of an earlier run
+            return True
         if is_outside(item) or (item.kind is FactKind.LINK_FAULT and item.who.node):  # clocks of nodes differ
-            is_later |= later.is_by_time(("on", item.who.node), item, GOES_ON_S)
-            is_later |= later.is_by_time("anybody", item, CLOCKS_S)
-            is_later |= not item.fact.is_of_job and later.is_days_before(item)
-        elif may_be_caught and not is_its_last and item.kind not in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
-            is_later |= later.is_by_time("anybody", item, GOES_ON_S)
-        if is_later:
-            survived.add(item)
-        elif is_raised and may_be_caught and item.fact.said is not Said.INFERRED:  # that is why they wait
-            is_aborted = end is not None and end.fact.signal == SIGABRT
-            suffered = [(sort, item.process) for sort in (Sort.WAIT, Sort.LOSS)[: 1 + is_aborted]]
-            is_below = later.is_by_line("anybody", item) or later.has_finished
-            item.is_doubted = any(later.is_by_time(what, item) or later.is_by_line(what, item) for what in suffered)
-            item.is_doubted |= not may_be_buffered and is_below
-            item.is_doubted |= end is None and stopped is not None and stopped.when.after_s(item.when) > GOES_ON_S
-        elif is_raised and end is None and stopped is not None:  # caught, and told in full; or the others' buffers
-            item.is_doubted = not item.fact.is_fatal or later.is_by_line("anybody", item)
-        if is_raised and item.fact.is_generic and not item.fact.is_fatal and (end is None or end.fact.code is None):
-            item.is_doubted |= has_kill  # caught, and lived on
-        is_likely = is_raised and item.fact.confidence is Confidence.LIKELY
-        item.is_weak = item.is_doubted or (is_likely and item.process not in ends)
+            is_later_there = later.is_by_time(("on", item.who.node), item, GOES_ON_S)
+            is_days_ago = not item.fact.is_of_job and later.is_days_before(item)
+            return is_later_there or is_days_ago or later.is_by_time("anybody", item, CLOCKS_S)
+        is_its_last = self._has_ended(item) and (item.kind is FactKind.RAISED or item.sort in SUFFERED)
+        if is_its_last or not _may_be_caught(item) or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
+            return False
+        return later.is_by_time("anybody", item, GOES_ON_S)
+
+    def is_doubtful(self, item: Item) -> bool:
+        """Whether an exception may have been caught, so that its process went on."""
+        if item.kind is not FactKind.RAISED:
+            return False
+        end, stopped = self._ends.get(item.process), self._stopped
+        may_live_on = not item.fact.is_fatal and (end is None or end.fact.code is None)
+        if item.fact.is_generic and may_live_on and self._has_kill:
+            return True
+        if not _may_be_caught(item) or item.fact.said is Said.INFERRED:
+            # Caught, and told in full; or the others' buffers stand below it.
+            is_told = not item.fact.is_fatal or self._later.is_by_line("anybody", item)
+            return end is None and stopped is not None and is_told
+        is_aborted = end is not None and end.fact.signal == SIGABRT
+        waits = [(sort, item.process) for sort in (Sort.WAIT, Sort.LOSS)[: 1 + is_aborted]]
+        if any(self._later.is_by_time(wait, item) or self._later.is_by_line(wait, item) for wait in waits):
+            return True
+        is_below = self._later.is_by_line("anybody", item) or self._later.has_finished
+        if is_below and not self._may_stand_above_its_buffer(item):
+            return True
+        return end is None and stopped is not None and stopped.when.after_s(item.when) > GOES_ON_S
+
+    def is_weak(self, item: Item) -> bool:
+        """Whether it is a line that usually means a failure, of a process that nobody saw end."""
+        is_likely = item.kind is FactKind.RAISED and item.fact.confidence is Confidence.LIKELY
+        return is_likely and item.process not in self._ends
+
+    def _has_ended(self, item: Item) -> bool:
+        """Whether its process ended soon afterwards, whenever the others made a step."""
+        end = self._ends.get(item.process)
+        return end is not None and end.when.after_s(item.when) <= LINGERS_S
+
+    def _may_stand_above_its_buffer(self, item: Item) -> bool:
+        """Whether what its process had printed before may stand below it: that comes when the process ends."""
+        return item.kind is FactKind.RAISED and self._has_ended(item)
+
+
+def _may_be_caught(item: Item) -> bool:
+    return not item.fact.is_generic and not item.fact.is_fatal
+
+
+def find_survived(items: Sequence[Item]) -> set[Item]:
+    """Return what the job certainly survived; what it perhaps survived is doubted from now on."""
+    attempt = _Attempt(items)
+    told = [item for item in items if item.sort is not Sort.PROGRESS]
+    survived = {item for item in told if attempt.has_survived(item)}
+    for item in told:
+        item.is_doubted = item not in survived and attempt.is_doubtful(item)
+        item.is_weak = item.is_doubted or attempt.is_weak(item)
         item.is_real &= not item.is_weak
     return survived
