@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import START, FactKind, Same, When
-from allranks.facts.item import SUFFERED, Item, Sort
+from allranks.facts.item import Item, Sort
 from allranks.facts.rules import not_later, sooner
 from allranks.model.finding import Confidence
 
@@ -15,50 +17,82 @@ DEFAULT_GROUP = "0"
 """Of lines that name no group."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Own:
+    """What stands for the facts of one process: of each sort, the first."""
+
+    broke: Item | None
+    """What it raised explains how it ended, unless it only says that something failed."""
+    lost: Item | None
+    order: Item | None
+    away: Item | None
+    """It did not come to the start of the job."""
+    end: Item | None
+
+    @cached_property
+    def is_lost_first(self) -> bool:
+        """Whether it broke after it had lost somebody."""
+        return self.lost is not None and self.broke is not None and sooner(self.lost, self.broke)
+
+    def list_reasons(self, item: Item) -> tuple[Item | None, ...]:
+        """Return what may explain one of its facts, the best first."""
+        broke, lost = self.broke, self.lost
+        match item.sort:
+            case Sort.BREAK:
+                is_crash = item.kind is FactKind.ENDED
+                return (lost, broke) if is_crash and self.is_lost_first else (broke,)
+            case Sort.END:
+                is_gone_later = lost is not None and lost.sort is Sort.GONE and sooner(item, lost)
+                is_own_loss = item.fact.signal != SIGKILL and not is_gone_later
+                return broke, lost if is_own_loss else None, None if item.is_first else self.order, self.away, self.end
+            case Sort.ABSENT if lost is not None:
+                return broke, lost if _is_elsewhere(item, lost) else None
+            case Sort.ABSENT:
+                is_abort = self.end is not None and self.end.fact.signal == SIGABRT
+                return broke, None if is_abort or self.away is not None else self.end
+            case Sort.ORDER:
+                return broke, self.order
+            case Sort.LOSS | Sort.WAIT | Sort.GONE:
+                return (lost, broke) if self.is_lost_first else (broke, lost)
+        return ()
+
+
 def explain_process(items: Sequence[Item]) -> None:
     """Explain the facts of one process by each other: by the first of each sort that stands for the others."""
+    own = _read(items)
+    if own.broke is not None and own.end is not None:
+        date(own.broke, own.end)
+    if own.broke is not None and own.broke.fact.is_generic and own.is_lost_first:  # perhaps in words of its own
+        own.broke.is_doubted = True
+    for item in items:
+        for reason in own.list_reasons(item):
+            if reason is None or _is_no_reason(reason, item):
+                continue
+            if not_later(reason, item) or item is own.away:  # who gives up late waited before
+                reason.explain(item, is_named=True)
+                break
+
+
+def _read(items: Sequence[Item]) -> _Own:
     by_sort: defaultdict[Sort, list[Item]] = defaultdict(list)
     for item in items:
         by_sort[item.sort].append(item)
     end = _first(by_sort[Sort.END])
     breaks = [item for item in by_sort[Sort.BREAK] if end is None or not_later(item, end)] or by_sort[Sort.BREAK]
-    broke = _first(breaks, lambda item: item.strength)
-    """What it raised explains how it ended, unless it only says that something failed."""
-    lost = _first_lost(by_sort)
-    order = _first(by_sort[Sort.ORDER])
-    away = _first([item for item in by_sort[Sort.ABSENT] if item.fact.seq == START])
-    """It did not come to the start of the job."""
-    if broke is not None and end is not None:
-        date(broke, end)
-    ended = None if away is not None or (end is not None and end.fact.signal == SIGABRT) else end
-    is_lost_first = lost is not None and broke is not None and sooner(lost, broke)
-    if is_lost_first and broke is not None and broke.fact.is_generic:  # perhaps in words of its own
-        broke.is_doubted = True
-    for item in items:
-        is_crash = item.sort is Sort.BREAK and item.kind is FactKind.ENDED
-        reasons: tuple[Item | None, ...] = (broke, lost)
-        if is_lost_first and (is_crash or item.sort in SUFFERED):
-            reasons = lost, broke
-        elif item.sort is Sort.BREAK:
-            reasons = (broke,)
-        elif item.sort is Sort.END:
-            is_gone_later = lost is not None and lost.sort is Sort.GONE and sooner(item, lost)
-            is_own_loss = item.fact.signal != SIGKILL and not is_gone_later
-            reasons = broke, lost if is_own_loss else None, None if item.is_first else order, away, end
-        elif item.sort is Sort.ABSENT:
-            reasons = (broke, lost if _is_elsewhere(item, lost) else None) if lost is not None else (broke, ended)
-        elif item.sort is Sort.ORDER:
-            reasons = broke, order
-        elif item.sort not in SUFFERED:
-            continue
-        # No exception sends a SIGKILL; somebody may, to who does not end.
-        is_kill = item.sort is Sort.END and item.fact.signal == SIGKILL
-        for reason in reasons:
-            if reason is None or (is_kill and reason.kind is FactKind.RAISED and (item.is_first or not reason.is_real)):
-                continue
-            if not_later(reason, item) or item is away:  # who gives up late waited before
-                reason.explain(item, is_named=True)
-                break
+    away = [item for item in by_sort[Sort.ABSENT] if item.fact.seq == START]
+    return _Own(
+        broke=_first(breaks, lambda item: item.strength),
+        lost=_first_lost(by_sort),
+        order=_first(by_sort[Sort.ORDER]),
+        away=_first(away),
+        end=end,
+    )
+
+
+def _is_no_reason(reason: Item, effect: Item) -> bool:
+    """Whether it is an exception, and the effect a SIGKILL: none sends one; somebody may, to who does not end."""
+    is_kill = effect.sort is Sort.END and effect.fact.signal == SIGKILL
+    return is_kill and reason.kind is FactKind.RAISED and (effect.is_first or not reason.is_real)
 
 
 def date(broke: Item, end: Item) -> None:

@@ -56,7 +56,7 @@ class People:
     """Of files that are named after a node which lines name."""
     rank_of_file: dict[str, int] = field(default_factory=dict)
     """Of files whose names have only a number."""
-    aliases: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str | None, str] = field(default_factory=dict)
     """A node's name in paths -> its name in the lines of those files."""
     found: dict[tuple[object, ...], Who] = field(default_factory=dict)
     """What is known of a process, by each of its handles."""
@@ -133,64 +133,71 @@ class People:
 
 def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     """Collect ranks, nodes and addresses; `ends` are processes as launchers name them when they end."""
-    people = People()
-    worlds: defaultdict[int, int] = defaultdict(int)
-    nodes: dict[str, None] = {}
-    named = list(ends)
-    comms: list[tuple[int | None, Who]] = []
-    by_prefix: dict[int, Line] = {}
-    hosts: defaultdict[str, set[str]] = defaultdict(set)
-    for event in logs.events:
-        line = event.line
-        if host := event.values["node"] if event.kind == "failure-host" else line.node:
-            nodes[host] = None
-            if line.source.node is not None and line.source.node != host:
-                hosts[line.source.node].add(host)
-        if line.is_of_task and event.kind in {"failure-host", "agent-failed", "scope"}:
-            people.are_tasks_agents = True
-        if line.rank is not None and line.node and not line.is_of_pod:
-            by_prefix.setdefault(line.rank, line)
-        if event.cause is not None:
-            continue
-        if event.kind == "endpoint" and people.endpoint is None:
-            people.endpoint = event.values["endpoint"].rstrip(".,:")
-        elif event.kind == "scope":
-            scope = Who(
-                local_rank=event.number("local_rank"), pid=event.number("pid"), address=event.values.get("address")
-            )
-            people.scopes.setdefault(line.source.shown, []).append((line, scope))
-        elif event.kind == "bootstrap" and line.node:
-            people.node_of_address[event.values["address"]] = line.node
-        elif event.kind == "comm" and line.node and line.pid is not None:
-            comms.append((event.number("world"), Who(rank=event.number("rank"), node=line.node, pid=line.pid)))
-        if event.kind in _NAMES_PROCESSES and "pid" in event.values:
-            named.append(event.who | Who(node=line.node))
-        if event.kind in {"comm", "world"} and (world := event.number("world")):
-            worlds[world] += 1
-    if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
-        nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node))
-    largest = max(worlds, default=None)  # groups within the job are smaller, and number their ranks from 0
-    named += [who for world, who in comms if world == largest]
-    people.world = largest if largest and largest <= MAX_RANKS else None
-    claims = Counter(name for names in hosts.values() for name in names)  # a name in many files is nobody's
-    aliases = {node: name for node, names in hosts.items() for name in names if len(names) == claims[name] == 1}
-    people.aliases = aliases
-    prefixes = [line for line in by_prefix.values() if not (line.is_of_task and people.are_tasks_agents)]
-    named = [*(Who(rank=line.rank, node=line.node) for line in prefixes), *named]
-    named = [replace(who, node=aliases[who.node]) if who.node in aliases else who for who in named]
-    people.nodes = tuple(dict.fromkeys(aliases.get(node, node) for node in nodes))
-    people.node_of_file = {
-        tail.source.shown: word
-        for tail in logs.tails
-        if tail.source.node is None
-        for word in _PATH_WORD.findall(tail.source.shown)
-        if word in nodes
-    }
+    worlds = [world for event in logs.of("comm", "world") if (world := event.number("world"))]
+    largest = max(worlds, default=0)  # groups within the job are smaller, and number their ranks from 0
+    nodes, aliases = _find_nodes(logs)
+    people = People(
+        world=largest if 0 < largest <= MAX_RANKS else None,
+        are_tasks_agents=any(event.line.is_of_task for event in logs.of("failure-host", *_NAMES_PROCESSES)),
+        files=max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0),
+        node_of_address={event.values["address"]: node for event in logs.of("bootstrap") if (node := event.line.node)},
+        nodes=tuple(dict.fromkeys(aliases.get(node, node) for node in nodes)),
+        endpoint=next((event.values["endpoint"].rstrip(".,:") for event in logs.of("endpoint")), None),
+        node_of_file={
+            tail.source.shown: word
+            for tail in logs.tails
+            if tail.source.node is None
+            for word in _PATH_WORD.findall(tail.source.shown)
+            if word in nodes
+        },
+        aliases=aliases,
+    )
+    for event in logs.of("scope"):
+        numbers = event.number("local_rank"), event.number("pid")
+        scope = Who(local_rank=numbers[0], pid=numbers[1], address=event.values.get("address"))
+        people.scopes.setdefault(event.line.source.shown, []).append((event.line, scope))
     if not people.are_tasks_agents:
         people.rank_of_file = _find_file_ranks(logs)
-    people.files = max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0)
-    people.found = _index(named)
+    told = [*_by_prefix(logs, people), *ends, *_by_message(logs, largest)]
+    people.found = _index([replace(who, node=aliases.get(who.node, who.node)) for who in told])
     return people
+
+
+def _find_nodes(logs: Logs) -> tuple[dict[str, None], dict[str | None, str]]:
+    """Return the nodes that wrote something, and what those that paths name are called in the lines of their files."""
+    nodes: dict[str, None] = {}
+    hosts: defaultdict[str, set[str]] = defaultdict(set)
+    for event in logs.events:
+        in_path = event.line.source.node
+        if host := event.values["node"] if event.kind == "failure-host" else event.line.node:
+            nodes[host] = None
+            if in_path is not None and in_path != host:
+                hosts[in_path].add(host)
+    if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
+        nodes = dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node)
+    claims = Counter(name for names in hosts.values() for name in names)  # a name in many files is nobody's
+    return nodes, {node: name for node, names in hosts.items() for name in names if len(names) == claims[name] == 1}
+
+
+def _by_prefix(logs: Logs, people: People) -> Iterator[Who]:
+    """Return where each rank runs, by the first line that has both in its prefix."""
+    lines: dict[int, Line] = {}
+    for line in (event.line for event in logs.events):
+        if line.rank is not None and line.node and not line.is_of_pod:
+            lines.setdefault(line.rank, line)
+    own = (line for line in lines.values() if not (line.is_of_task and people.are_tasks_agents))
+    return (Who(rank=line.rank, node=line.node) for line in own)
+
+
+def _by_message(logs: Logs, world: int) -> Iterator[Who]:
+    """Return the processes that agents and parents name, and those that say their place in the group of all ranks."""
+    for event in logs.of(*_NAMES_PROCESSES):
+        if "pid" in event.values:
+            yield event.who | Who(node=event.line.node)
+    for event in logs.of("comm"):
+        line = event.line
+        if line.node and line.pid is not None and (event.number("world") or 0) == world:
+            yield Who(rank=event.number("rank"), node=line.node, pid=line.pid)
 
 
 def _find_file_ranks(logs: Logs) -> dict[str, int]:
