@@ -19,8 +19,8 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
-from functools import cache, partial
+from collections.abc import Callable, Set
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -73,7 +73,7 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[GuardVerdict | None, bool]:
     if are_most_silent:
         scene.deaf_s = now_s
     needed = cache(lambda: _waited_for(scene, now_s))
-    found = {node.index: _judge_node(scene, node, now_s, needed) for node in suspects}
+    found = {node.index: _Suspect(scene, node, now_s).judge(needed) for node in suspects}
     proven = {index: finding for index, finding in found.items() if finding is not None}
     if not proven:
         return None, False
@@ -164,75 +164,102 @@ def _is_done(scene: Scene, node: NodeView) -> bool:
     return node.lost_s is None and all(rank in scene.left for rank in node.ranks)
 
 
-def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[], Set[int]]) -> Finding | None:
-    """Return what is wrong with a suspect, None while nothing is proven; `needed` returns the ranks waited for."""
-    gone_s = scene.settings.gone_s
-    silent_s = node.silent_s(now_s)
-    is_lost = node.lost_s is not None
-    first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
-    tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
-    seen = [first, *[_say(scene, index, result) for index, result in tried]]
-    undecided = {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
-    has_begun = node.heard_s is not None or scene.leader != 0  # the leader before this one may have heard it
-    gave_up = (
-        "the node's agent ended while no leader ran: it was killed, or gave up"
-        if has_begun
-        else "the node's agent ended before its workers began: it was killed, or lost the connection to its leader"
-    )
-    if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
-        seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
-    fault = partial(_find_fault, scene, node, seen)
-    gone = partial(fault, NODE_FAILURE)
-    # An agent that was told to stop looks for no leader: it ends its workers, and leaves.
-    may_have_left = is_lost and scene.may_leave
-    if any(result.seen.refused for _, result in tried) and first != NOT_COME and not may_have_left:
-        fix = FIX_OF_LOST_AGENT.tell(scene.reader, {"node": node.name})
-        if has_slept or UNLED in first or not has_begun:
-            return gone(gave_up, fix=fix, **undecided)
+class _Suspect:
+    """A node that may be gone: what was seen of it, and what is wrong with it."""
+
+    def __init__(self, scene: Scene, node: NodeView, now_s: float) -> None:
+        self._scene, self._node, self._now_s = scene, node, now_s
+        self._silent_s, self._is_lost = node.silent_s(now_s), node.lost_s is not None
+        self._is_late = self._is_lost or self._silent_s >= scene.settings.gone_s
+        self._tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
+        self._first = node.lost_reason if self._is_lost else f"no word from its agent for {self._silent_s:.1f} s"
+        self._has_slept = scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s
+        """Whether the leader did not run, so that its agent may have given it up."""
+        self._has_begun = node.heard_s is not None or scene.leader != 0  # the leader before this one may have heard it
+        # An agent that was told to stop looks for no leader: it ends its workers, and leaves.
+        self._may_have_left = self._is_lost and scene.may_leave
+
+    def judge(self, needed: Callable[[], Set[int]]) -> Finding | None:
+        """Return what is wrong with it, None while nothing is proven; `needed` returns the ranks waited for."""
+        is_refusing = any(result.seen.refused for _, result in self._tried)
+        if is_refusing and self._first != NOT_COME and not self._may_have_left:
+            return self._tell_dead_agent()
+        if self._is_late and self._is_unreachable():
+            return self._tell_unreachable()
+        if self._is_late and self._mute_s() >= (MUTE_FACTOR if self._tried else 2) * self._scene.settings.gone_s:
+            return self._tell_mute(needed)
+        return None
+
+    def _is_unreachable(self) -> bool:
+        """Whether tries came to nothing on all networks on which it can be reached."""
+        networks = {result.seen.network for _, result in self._tried}
+        is_silent = bool(self._tried) and not any(result.seen.connects for _, result in self._tried)
+        return is_silent and networks >= {target.network for target in self._node.targets()}
+
+    def _mute_s(self) -> float:
+        """How long its agent has said nothing, although others could be heard."""
+        lost_s = self._now_s if self._node.lost_s is None else self._node.lost_s
+        mute_s = max(self._silent_s, self._now_s - lost_s)
+        if self._scene.deaf_s < self._now_s:  # most have come back since: one after another
+            mute_s = min(mute_s, self._now_s - self._scene.deaf_s)
+        return mute_s
+
+    def _tell_dead_agent(self) -> Finding:
+        fix = FIX_OF_LOST_AGENT.tell(self._scene.reader, {"node": self._node.name})
+        if self._has_slept or UNLED in self._first or not self._has_begun:
+            return self._tell_given_up(fix=fix)
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
-        return gone(what, fix=fix)
-    is_late = is_lost or silent_s >= gone_s
-    if tried and not any(result.seen.connects for _, result in tried):
-        tried_networks = {result.seen.network for _, result in tried}
-        wanted = {target.network for target in node.targets()}
-        if is_late and tried_networks >= wanted:
-            way = f"does not answer on the {next(iter(tried_networks))} network"
-            what = f"the node is gone: its machine {'answers on no network' if len(tried_networks) > 1 else way}"
-            if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in tried):
-                return gone(what)
-            # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
-            helpers = [other for other in scene.nodes if other.index not in (scene.leader, node.index)]
-            if (
-                any(helper.lost_s is None and helper.silent_s(now_s) < gone_s for helper in helpers)
-                and silent_s < 2 * gone_s
-            ):
-                return None
-            what += ", and no other node could try it"
-            return gone(what, **undecided)
-    patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
-    mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
-    if scene.deaf_s < now_s:  # most have come back since: one after another
-        mute_s = min(mute_s, now_s - scene.deaf_s)
-    if tried and is_late and mute_s >= patience_s and _is_last(scene, node):
-        what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {silent_s:.0f} s: "
-        what += "its machine answers, and all other ranks have finished"
-        fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
-        return fault(PROCESS_STOPPED, what, fix=fix, confidence=Confidence.LIKELY)
-    is_still = scene.moved_s + scene.settings.hang_s <= now_s
-    is_mute = is_late and mute_s >= patience_s and first != NOT_COME and not may_have_left
-    if is_mute and (is_lost or is_still or (needed() and needed() <= set(node.ranks))):
-        if is_lost and (has_slept or not has_begun):
-            return gone(gave_up, **undecided)
-        if not tried:
-            return gone("the node's agent is gone, and no other node could test its machine", **undecided)
+        return self._tell(what, fix=fix)
+
+    def _tell_given_up(self, **about: Any) -> Finding:
+        what = "the node's agent ended before its workers began: it was killed, or lost the connection to its leader"
+        if self._has_begun:
+            what = "the node's agent ended while no leader ran: it was killed, or gave up"
+        return self._tell_undecided(what, **about)
+
+    def _tell_unreachable(self) -> Finding | None:
+        scene, networks = self._scene, {result.seen.network for _, result in self._tried}
+        way = "answers on no network" if len(networks) > 1 else f"does not answer on the {networks.pop()} network"
+        what = f"the node is gone: its machine {way}"
+        if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in self._tried):
+            return self._tell(what)
+        # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
+        gone_s = scene.settings.gone_s
+        others = [other for other in scene.nodes if other.index not in (scene.leader, self._node.index)]
+        can_ask = any(other.lost_s is None and other.silent_s(self._now_s) < gone_s for other in others)
+        if can_ask and self._silent_s < 2 * gone_s:
+            return None
+        return self._tell_undecided(f"{what}, and no other node could try it")
+
+    def _tell_mute(self, needed: Callable[[], Set[int]]) -> Finding | None:
+        scene, node = self._scene, self._node
+        if self._tried and _is_last(scene, node):
+            what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {self._silent_s:.0f} s"
+            what += ": its machine answers, and all other ranks have finished"
+            fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
+            return self._tell(what, cause_id=PROCESS_STOPPED, fix=fix, confidence=Confidence.LIKELY)
+        is_still = scene.moved_s + scene.settings.hang_s <= self._now_s
+        if self._first == NOT_COME or self._may_have_left:
+            return None
+        if not (self._is_lost or is_still or (needed() and needed() <= set(node.ranks))):
+            return None
+        if self._is_lost and (self._has_slept or not self._has_begun):
+            return self._tell_given_up()
+        if not self._tried:
+            return self._tell_undecided("the node's agent is gone, and no other node could test its machine")
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
-        return gone(what, confidence=Confidence.LIKELY)
-    return None
+        return self._tell(what, confidence=Confidence.LIKELY)
 
+    def _tell_undecided(self, what: str, **about: Any) -> Finding:
+        node = f"{self._scene.nodes[self._scene.leader].name} or {self._node.name}"
+        return self._tell(what, node=node, confidence=Confidence.UNDECIDED, **about)
 
-def _find_fault(scene: Scene, node: NodeView, seen: Sequence[str], cause_id: str, what: str, /, **more: Any) -> Finding:
-    """Return a finding about a node; who its victims are depends on what else is gone."""
-    return scene.fault(cause_id, what, *node.ranks, evidence=seen, victims=(), **more)
+    def _tell(self, what: str, *, cause_id: str = NODE_FAILURE, **about: Any) -> Finding:
+        """Return a finding about the node; who its victims are depends on what else is gone."""
+        seen = [self._first, *[_say(self._scene, index, result) for index, result in self._tried]]
+        if self._has_slept:
+            seen.append(f"the leader's agent did not run for {self._scene.slept_s:.0f} s")
+        return self._scene.fault(cause_id, what, *self._node.ranks, evidence=seen, victims=(), **about)
 
 
 def answers(scene: Scene, node: NodeView, now_s: float) -> bool:
