@@ -136,15 +136,24 @@ def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> I
     if first is None:
         return
     lines = [line for tail in reader.logs.tails for line in tail.lines]
-    bars = [(line, match) for line in lines if "%|" in line.text and (match := _BAR.search(line.text))]
-    busy = [(line, sum(int(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)))
-            for line, match in bars[-1:]]  # fmt: skip
-    before = [line for line in lines if line.source == first.source and line.number < first.number]
-    for line in [line for line in before if line.time is not None][-1:]:
-        if first.time is not None and _ALONE.search(line.text):  # by the time of day: glog's times have no year
-            busy.append((line, round((first.time - (line.time or 0.0)) % _DAY_S)))
-    for line, took_s in busy:
+    for line, took_s in (*_find_last_bar(lines), *_find_last_word(lines, first)):
         rank = 0 if line.rank is None or line.rank in waiting else line.rank
         if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s and rank not in waiting:
             told = f"rank {rank} did something else for {took_s} s while {fold_ranks(waiting)} waited for it"
             yield from reader.behind((line, first), told, ranks=(rank,), ask=_ASK)
+
+
+def _find_last_bar(lines: Sequence[Line]) -> Iterator[tuple[Line, int]]:
+    """Yield the last progress bar, and for how many seconds it ran."""
+    bars = [(line, match) for line in lines if "%|" in line.text and (match := _BAR.search(line.text))]
+    for line, match in bars[-1:]:
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        yield line, 3600 * hours + 60 * minutes + seconds
+
+
+def _find_last_word(lines: Sequence[Line], timeout: Line) -> Iterator[tuple[Line, int]]:
+    """Yield the last line before the timeout if it says what one rank began, and how many seconds before that was."""
+    before = [line for line in lines if line.source == timeout.source and line.number < timeout.number]
+    for line in [line for line in before if line.time is not None][-1:]:
+        if timeout.time is not None and _ALONE.search(line.text):  # by the time of day: glog's times have no year
+            yield line, round((timeout.time - (line.time or 0.0)) % _DAY_S)
