@@ -35,7 +35,6 @@ from allranks.comm.sizing import SENT, TORCH_MB, BucketSize, choose_bucket_size,
 MIB = 1 << 20
 AMONG = 8
 """All-reduces in flight while buckets wait for each other."""
-EQUAL_MB = 1.0
 NO_GAIN = 1.02
 """A gain that no measurement would confirm."""
 LOW_RANK = 1 / 44

@@ -3,7 +3,7 @@
     >>> parse_site("KillWait                = 30 sec\\nJobRequeue              = 1\\n").kill_wait_s
     30.0
 
-Versions differ in what they print: MaxBatchRequeue and PreemptParameters came with 23.02, settings of cgroup.conf stand
+Versions differ in what they print: MaxBatchRequeue came with 23.02, settings of cgroup.conf stand
 in a part of their own below the others, spelled yes or no, and empty values are `(null)`. What is not printed is None.
 """
 
@@ -32,7 +32,6 @@ class Site:
     """How often SLURM by itself puts a job back before it holds it: after failed starts and prologs."""
     preempt_type: str = ""
     preempt_mode: str = ""
-    preempt_parameters: str = ""
     signals_children: bool | None = None
     """Whether SLURM's signals reach workers directly: SignalChildrenProcesses, or a proctrack that knows no better."""
     slurmd_timeout_s: float | None = None
@@ -95,7 +94,6 @@ def parse_site(text: str) -> Site:
         max_batch_requeue=None if (most := _number(values.get("maxbatchrequeue"))) is None else int(most),
         preempt_type=values.get("preempttype", "").removeprefix("preempt/"),
         preempt_mode=values.get("preemptmode", ""),
-        preempt_parameters=values.get("preemptparameters", ""),
         signals_children=children,
         slurmd_timeout_s=_number(values.get("slurmdtimeout")),
     )

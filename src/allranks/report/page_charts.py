@@ -63,7 +63,6 @@ class Chart:
     y_ticks: tuple[tuple[float, str], ...]
     text: str
     """`last 5.4, lowest 0, highest 5.6`."""
-    num_points: int
 
 
 def split_budget(ledger: Ledger, *, job: str) -> list[BudgetPart]:
@@ -140,7 +139,6 @@ def draw(curve: PageCurve) -> Chart:
         x_ticks=x_ticks,
         y_ticks=tuple((HEIGHT * (high - y) / up, show_number(y)) for y in y_ticks),
         text=f"last {show_number(ys[-1])}, lowest {show_number(min(ys))}, highest {show_number(max(ys))}{unfit}",
-        num_points=len(ys),
     )
 
 
