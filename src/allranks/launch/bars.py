@@ -284,10 +284,12 @@ def fold(states: Sequence[State]) -> list[bytes]:
 
 def as_row(states: Sequence[State]) -> tuple[str, str]:
     """Return the bar of the slowest rank as one row, and the words about others; of bars below one another, the
-    outer ones go without their graphics."""
+    outer ones go without their graphics. One that is complete and names no epoch is no outer bar: tqdm leaves an inner
+    one that has ended above the others."""
     (prefix, rows), words = _pick(states)
-    *outer, inner = (row.decode(errors="replace") for row in rows)
+    outer = [row.decode(errors="replace") for row in rows[:-1] if find_place([row]).numbers != (100,)]
     begins = [_GRAPHICS.split(row, maxsplit=1)[0].rstrip() for row in outer]
+    inner = rows[-1].decode(errors="replace")
     return prefix.decode(errors="replace") + GAP.join([*begins, inner]), words
 
 
