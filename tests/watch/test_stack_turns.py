@@ -62,6 +62,27 @@ def test_the_innermost_line_of_the_user_counts_and_the_call_it_is_in() -> None:
     assert seen.counters == (("i", 3), ("epoch", 2), ("step", 150))
 
 
+@pytest.mark.parametrize(
+    ("function", "file", "variables"),
+    [
+        ("Trainer._run_epoch", "transformers/trainer.py", {"step": "150", "inputs": "7"}),
+        ("_TrainingEpochLoop.advance", "lightning/pytorch/loops/training_epoch_loop.py", {"batch_idx": "150"}),
+    ],
+)
+def test_the_loop_of_a_trainer_tells_the_step_where_the_user_has_none(function, file, variables) -> None:
+    site = "/venv/lib/python3.11/site-packages"
+    frames = [
+        frame("all_reduce", ALL_REDUCE, step="99"),
+        frame("evaluate", "/home/me/train.py", i="47"),
+        frame("Trainer.evaluation_loop", f"{site}/transformers/trainer.py", step="3"),
+        frame(function, f"{site}/{file}", **variables),
+        frame("main", "/home/me/train.py", 40),
+    ]
+    seen = summarize(frames, at_s=4.0, is_still=False)
+    assert seen.counter is not None
+    assert seen.counter[1] == 150
+
+
 @pytest.mark.parametrize("is_still", [True, False])
 @pytest.mark.parametrize(
     ("operation", "inner", "text"),
