@@ -119,6 +119,14 @@ def test_a_process_is_quiet_if_it_does_nothing_or_sends_nothing(first, then, is_
     assert (track.is_still, track.is_quiet) == (is_still, is_quiet)
 
 
+@pytest.mark.parametrize(("share", "is_still"), [(0.0, True), (0.02, True), (0.1, False)])
+def test_a_thread_that_redraws_a_bar_does_not_make_a_process_busy_however_long_it_is_watched(share, is_still) -> None:
+    track = Track("n1", look(), 10.0, 10.0)
+    for number in range(60):
+        track.hear(look(cpu_s=1.0 + share * number / 2), 10.0 + number / 2, 0.0)
+        assert track.is_still == (is_still and number >= 4), number
+
+
 NOW_S = 100.0
 
 
