@@ -107,7 +107,8 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         yield replace(known, confidence=Confidence.UNDECIDED, is_failure=True) if known else hang
         return
     last = {line.source.shown: line for line in lines if line.text.strip()}
-    bar = next((found for line in last.values() if not finished and (found := _BAR.search(line.text))), None)
+    bars = (_BAR.search(line.text) for line in last.values() if not finished)
+    bar = next(filter(None, bars), None)
     sureness = Confidence.LIKELY if goes and not bar else Confidence.UNDECIDED
     yield _tell(
         "healthy",
