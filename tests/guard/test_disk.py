@@ -173,6 +173,11 @@ def test_bytes_inodes_and_quotas_are_told_apart(room: Room, seen: str, look: str
     assert re.match(rf"on node02: {look}\b.*allranks clean deletes old runs; --log-dir", finding.fix or "")
 
 
+def test_where_no_directory_is_known_all_disks_are_to_be_looked_at() -> None:
+    (finding,) = judge(end(message=ENOSPC), room=PLENTY).findings
+    assert (finding.fix or "").startswith("on node02: df -h; ")
+
+
 def test_the_evidence_names_the_disk_that_the_exception_names_and_who_fills_it() -> None:
     scratch = FullPlace(purpose="directory", path="/scratch/a", room=NO_ROOM, largest="/scratch/other (96 MiB, of eve)")
     places = (scratch, *TMP_FULL["full"])

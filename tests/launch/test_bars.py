@@ -17,6 +17,11 @@ WRITTEN = {
     "tqdm begins": ([b"\r  0%|   | 0/9"], [], ["  0%|   | 0/9"]),
     "tqdm goes on": ([b"\r  0%|   | 0/9", b"\r 33%|#  | 3/9"], [], [" 33%|#  | 3/9"]),
     "tqdm ends": ([b"\r  0%|   |", b"\r100%|###|\ndone\n"], ["*100%|###|", "done"], []),
+    "a traceback behind a bar": (
+        [b"\r  0%|   |\r 33%|#  |", b"[rank0]: Traceback (most recent call last):\n[rank0]:   File"],
+        ["* 33%|#  |", "[rank0]: Traceback (most recent call last):"],
+        [],
+    ),
     "a bar that leaves nothing": ([b"\r  0%|   |\r100%|###|\r          \r", b"done\n"], ["done"], []),
     "a line that takes the bar's place": ([b"\r 10%|#  |\r          \rnote\n\r 10%|#  |"], ["note"], [" 10%|#  |"]),
     "print with end=CR": ([b"step 1\r", b"step 2\r"], [], ["step 2"]),

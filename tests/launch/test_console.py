@@ -327,6 +327,18 @@ def test_a_traceback_waits_for_a_verdict_that_makes_it_needless(terminal, log):
     assert terminal.err == b"[node02 r3] loading\n"
 
 
+@pytest.mark.parametrize("prefix", [PREFIX, ""])
+def test_a_traceback_behind_a_bar_waits_too(terminal, log, prefix: str):
+    terminal.console.follow(log.path, start=0, stream="err", prefix=prefix)
+    for written in (b"\r 10%|#", b"\r 20%|##", TRACEBACK):
+        log.write(written)
+    terminal.console.pump()
+    terminal.console.drop_tracebacks()
+    terminal.console.close()
+    assert b"Traceback" not in terminal.err
+    assert b"10%|#" in terminal.err if not prefix else b"20%|##" in terminal.err
+
+
 def test_a_traceback_that_ends_nobody_is_shown_whole(terminal, log, monkeypatch):
     monkeypatch.setattr(console_module, "HELD_S", 0.0)
     terminal.console.follow(log.path, start=0, stream="err", prefix=PREFIX)

@@ -46,6 +46,8 @@ def head(columns: int, spare: int) -> str:
 
 BAR = [(b"[r0] ", [b"train: 45%|####      | 45/100"]), (b"[r1] ", [b"train: 50%|#####     | 50/100"])]
 NESTED = [(b"[r0] ", [b"epochs:  50%|##  | 1/2", b"batch:   1%|    | 1/100"])]
+ENDED = [(b"[r0] ", [b"Saving: 100%|####| 1/1", b"  1%|    | 41/3000"])]
+EPOCH_ENDED = [(b"[r0] ", [b"Epoch 0: 100%|####| 9/9", b"Validation:  50%|##  | 1/2"])]
 COLORED = [(b"[r0] ", [b"epochs \x1b[35m\xe2\x94\x81\xe2\x94\x81\x1b[0m 1/2", b"train \x1b[35m--\x1b[0m 3%"])]
 
 
@@ -60,6 +62,8 @@ COLORED = [(b"[r0] ", [b"epochs \x1b[35m\xe2\x94\x81\xe2\x94\x81\x1b[0m 1/2", b"
         (head, BAR, 52, "> 0:00:12  [r0] train: 45%|####      |  +1 rank: 50%"),
         (head, BAR, 30, "> 0:00:12 - 3/3 ranks"),
         (None, NESTED, 77, "[r0] epochs:  50%  batch:   1%|    | 1/100"),
+        (None, ENDED, 77, "[r0]   1%|    | 41/3000"),
+        (None, EPOCH_ENDED, 77, "[r0] Epoch 0: 100%  Validation:  50%|##  | 1/2"),
         (head, COLORED, 77, "> 0:00:12 - 3/3 ranks  [r0] epochs  train \x1b[35m--\x1b[0m 3%\x1b[0m"),
         (lambda columns, spare: "", BAR, 77, "[r0] train: 45%|####      | 45/100 +1 rank: 50%"),
     ],

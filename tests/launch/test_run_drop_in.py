@@ -289,6 +289,10 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
             ["gone.py"],
             "gone.py: no such script; expected a Python file (for a module add -m, for another program --no-python)",
         ),
+        (
+            ["accelerate", "launch", "train.py"],
+            "accelerate: allranks starts the ranks itself, in place of it: allranks run train.py",
+        ),
         (["-m", "gone.train"], f"-m gone.train: no such module in this directory or for {sys.executable}"),
         (
             ["--no-python", "./gone"],

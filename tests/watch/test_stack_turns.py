@@ -32,6 +32,9 @@ def frame(function: str, file: str, line: int = 9, **variables: str):
         ("max_step", "1000", None),
         ("num_epoch", "10", None),
         ("batch_size", "32", None),
+        ("steps_per_epoch", "334", None),
+        ("steps_in_epoch", "334", None),
+        ("starting_epoch", "0", None),
         ("top_k", "5", None),
         ("password", "1234", None),
         ("step", '"1234"', None),
@@ -60,6 +63,27 @@ def test_the_innermost_line_of_the_user_counts_and_the_call_it_is_in() -> None:
     seen = summarize(frames, at_s=4.0, is_still=False)
     assert (seen.operation, seen.place, seen.is_collective) == ("all_reduce", "train.py:9 in average", True)
     assert seen.counters == (("i", 3), ("epoch", 2), ("step", 150))
+
+
+@pytest.mark.parametrize(
+    ("function", "file", "variables"),
+    [
+        ("Trainer._run_epoch", "transformers/trainer.py", {"step": "150", "inputs": "7"}),
+        ("_TrainingEpochLoop.advance", "lightning/pytorch/loops/training_epoch_loop.py", {"batch_idx": "150"}),
+    ],
+)
+def test_the_loop_of_a_trainer_tells_the_step_where_the_user_has_none(function, file, variables) -> None:
+    site = "/venv/lib/python3.11/site-packages"
+    frames = [
+        frame("all_reduce", ALL_REDUCE, step="99"),
+        frame("evaluate", "/home/me/train.py", i="47"),
+        frame("Trainer.evaluation_loop", f"{site}/transformers/trainer.py", step="3"),
+        frame(function, f"{site}/{file}", **variables),
+        frame("main", "/home/me/train.py", 40),
+    ]
+    seen = summarize(frames, at_s=4.0, is_still=False)
+    assert seen.counter is not None
+    assert seen.counter[1] == 150
 
 
 @pytest.mark.parametrize("is_still", [True, False])
@@ -96,6 +120,14 @@ def test_a_process_is_quiet_if_it_does_nothing_or_sends_nothing(first, then, is_
     for at_s, seen in ((10.0, first), (12.0, then)):
         track.hear(seen, at_s, 0.0)
     assert (track.is_still, track.is_quiet) == (is_still, is_quiet)
+
+
+@pytest.mark.parametrize(("share", "is_still"), [(0.0, True), (0.02, True), (0.1, False)])
+def test_a_thread_that_redraws_a_bar_does_not_make_a_process_busy_however_long_it_is_watched(share, is_still) -> None:
+    track = Track("n1", look(), 10.0, 10.0)
+    for number in range(60):
+        track.hear(look(cpu_s=1.0 + share * number / 2), 10.0 + number / 2, 0.0)
+        assert track.is_still == (is_still and number >= 4), number
 
 
 NOW_S = 100.0

@@ -382,3 +382,16 @@ def test_where_the_job_goes_on_all_may_be_well(why: Why) -> None:
 def test_a_port_that_becomes_active_is_no_link_error(why: Why) -> None:
     log = "NCCL WARN NET/IB : mlx5_0:1 Got async event : port active\nstep 100 loss 2.31\ntraining finished"
     assert "ib-link-error" not in [conclusion.cause.name for conclusion in why(log)]
+
+
+def test_a_stop_that_the_launcher_tells_twice_is_told_once(why: Why) -> None:
+    torchrun = "12384 torch/distributed/elastic"
+    stopped = [
+        f"W1130 05:07:14.541000 {torchrun}/agent/server/api.py:753] Received 2 death signal, shutting down workers",
+        f"W1130 05:07:14.541000 {torchrun}/multiprocessing/api.py:1028] Sending process 12570 closing signal SIGINT",
+        f"W1130 05:07:14.552000 {torchrun}/multiprocessing/api.py:1028] Sending process 12572 closing signal SIGINT",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 12384 got signal: 2",
+    ]
+    first, *_ = why("\n".join(stopped))
+    assert first.cause.name == "cancelled"
+    assert not [note for note in first.notes if note.startswith("also by itself")]

@@ -31,6 +31,7 @@ from allranks.launch.batch.batch_script import (
     render_sbatch,
     submission_env,
 )
+from allranks.launch.plan import no_script
 from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_signal
 from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.text import say
@@ -330,9 +331,7 @@ def _is_said(name: str) -> bool:
 def _check_there(flags: dict[str, Any], options: SbatchOptions) -> None:
     path = Path(options.chdir or ".", flags["script"])
     if not flags["module"] and not flags["no_python"] and not path.exists():
-        raise UsageError(
-            f"{path}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
-        )
+        raise no_script(str(path))
 
 
 def _note_withheld(names: list[str]) -> None:

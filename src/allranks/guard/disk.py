@@ -273,14 +273,14 @@ def _shortage(
 
 def _fix(end: WorkerEnd, cause_id: str, places: tuple[FullPlace, ...], named: str, text: str) -> str | None:
     place = places[0] if places else None
-    path = (place.path if place else named.rpartition("/")[0]) or "."
+    path = place.path if place else named.rpartition("/")[0]
     cause = find_cause(cause_id)
     if Trait.FILLS_A_DIRECTORY not in cause.traits:
         return None
     if _QUOTA.search(text) or (place is not None and _QUOTA.search(place.room.problem or "")):
-        look = f"quota -s; on Lustre: lfs quota -h -u $USER {path}"
+        look = f"quota -s; on Lustre: lfs quota -h -u $USER {path or '.'}"
     else:
-        look = f"df -{'i' if place is not None and _lacks_inodes(place.room) else 'h'} {path}"
+        look = f"df -{'i' if place is not None and _lacks_inodes(place.room) else 'h'} {path}".rstrip()
     return f"on {end.node}: {look}; {advise(place)}"
 
 

@@ -38,6 +38,8 @@ _UP = re.compile(rb"(?:\x1b\[[0-9]{0,32}[AF](?:\r|\x1b\[[0-9]{0,32}K)*)+")
 _UP_ONCE = re.compile(rb"\x1b\[([0-9]{0,32})[AF]")
 _CUT = re.compile(rb"\x1b(?:\[[0-9;?]{0,32})?\Z")
 """The begin of a control sequence, the rest of which is still to be read."""
+_BEHIND_BAR = re.compile(rb"(?:\[rank[0-9]{1,9}\]: ?)?Traceback \(most recent call last\):\Z")
+"""What Python writes when a bar has not ended: it begins behind the bar."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 _GRAPHICS = re.compile(r"[|\u2501\u2578\u257a\u2588\u2591\x1b]|[-#=]{3}")
@@ -87,12 +89,15 @@ class _Row:
             self.text = self.text[:BAR_LIMIT_BYTES]
         self.restarts = False
 
-    def end(self) -> FinishedLine | None:
+    def end(self) -> list[FinishedLine]:
         if not self.is_redrawn:
-            return FinishedLine(self.text, is_redrawn=False)
+            return [FinishedLine(self.text, is_redrawn=False)]
         text = self.text.rstrip()
+        behind = [found.group()] if (found := _BEHIND_BAR.search(text)) else []
+        text = text.removesuffix(b"".join(behind)).rstrip()
         is_bar = bool(self.whole) and find_place([self.whole]).kind == find_place([text]).kind
-        return FinishedLine(text, is_redrawn=is_bar) if text else None
+        bar = [FinishedLine(text, is_redrawn=is_bar)] if text else []
+        return bar + [FinishedLine(line, is_redrawn=False) for line in behind]
 
 
 class TerminalLines:
@@ -173,7 +178,7 @@ class TerminalLines:
 
     def end(self) -> list[FinishedLine]:
         """Nothing more is written: return what is left."""
-        left = [ended._replace(is_redrawn=row.is_redrawn) for row in self._rows if row.text and (ended := row.end())]
+        left = [ended._replace(is_redrawn=row.is_redrawn) for row in self._rows if row.text for ended in row.end()]
         self._rows, self._at = [_Row()], 0
         return left
 
@@ -221,7 +226,7 @@ class TerminalLines:
     def _scroll(self) -> list[FinishedLine]:
         """Return the rows that the cursor does not come back to."""
         num_gone = max(0, self._at - (MAX_ROWS if self._is_hidden else self._depth))
-        gone = [ended for row in self._rows[:num_gone] if (ended := row.end())]
+        gone = [ended for row in self._rows[:num_gone] for ended in row.end()]
         del self._rows[:num_gone]
         self._at -= num_gone
         return gone
@@ -284,10 +289,12 @@ def fold(states: Sequence[State]) -> list[bytes]:
 
 def as_row(states: Sequence[State]) -> tuple[str, str]:
     """Return the bar of the slowest rank as one row, and the words about others; of bars below one another, the
-    outer ones go without their graphics."""
+    outer ones go without their graphics. One that is complete and names no epoch is no outer bar: tqdm leaves an inner
+    one that has ended above the others."""
     (prefix, rows), words = _pick(states)
-    *outer, inner = (row.decode(errors="replace") for row in rows)
+    outer = [row.decode(errors="replace") for row in rows[:-1] if find_place([row]).numbers != (100,)]
     begins = [_GRAPHICS.split(row, maxsplit=1)[0].rstrip() for row in outer]
+    inner = rows[-1].decode(errors="replace")
     return prefix.decode(errors="replace") + GAP.join([*begins, inner]), words
 
 

@@ -56,11 +56,12 @@ MAX_BEHIND = 256
 """Files of workers that have ended which the screen still has to show; of more, the oldest are in the files only. Each
 takes a descriptor."""
 _TRACEBACK = re.compile(
-    rb"^(?:(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):|Fatal Python error: "
-    rb"|  File \"[^\"\n]+\", line \d+$)",
+    rb"(?:^|\r[^\r\n]*)(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):|^Fatal Python error: "
+    rb"|^  File \"[^\"\n]+\", line \d+$",
     re.MULTILINE,
 )
-"""How one begins; the second form is faulthandler's, the third one that of a script that Python cannot parse."""
+"""How one begins, also behind a bar; the second form is faulthandler's, the third one that of a script that Python
+cannot parse."""
 ROOM_BYTES = 1 << 20
 """How much waits in memory before `has_room` says no."""
 FULL_BYTES = 16 << 20

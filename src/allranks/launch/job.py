@@ -40,7 +40,7 @@ from allranks.launch.lead.course import Phase
 from allranks.launch.lead.network import ask_topology, describe_network, read_bench
 from allranks.launch.live import Shows
 from allranks.launch.loop import Loop
-from allranks.launch.plan import JobPlan, Request
+from allranks.launch.plan import JobPlan, Request, no_script
 from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
 from allranks.launch.sweeper import Sweeper
@@ -91,9 +91,7 @@ def worker_command(request: Request) -> list[str]:
             raise UsageError(f"-m {first}: no such module in this directory or for {sys.executable}")
         return [python, "-m", first, *arguments]
     if not Path(first).exists():
-        raise UsageError(
-            f"{first}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
-        )
+        raise no_script(first)
     if Path(first).is_dir() and not Path(first, "__main__.py").exists():
         raise UsageError(f"{first}: this directory has no __main__.py, which Python would run; name the script in it")
     # Python takes what begins with a dash for an option of its own.

@@ -27,6 +27,9 @@ from allranks.preflight.datapath import DataPath, data_path_alone, data_path_of_
 from allranks.report.text import count_of as count_of
 from allranks.wire.leader_port import Hint
 
+REPLACED = frozenset(("accelerate", "deepspeed", "ft_launcher", "mpiexec", "mpirun", "python", "python3", "torchrun"))
+"""Commands with which others begin a command line that starts ranks."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -172,6 +175,15 @@ def refuse_world_of_one(plan: JobPlan) -> None:
     alone = plan.num_nodes == 1 and not plan.request.standalone and plan.request.max_nodes is None
     if alone and plan.world.launcher is Launcher.NONE and plan.world.num_job_nodes > 1:
         raise IdentityError(f"{plan.world.notes[0]}; to run on this machine only: --standalone")
+
+
+def no_script(name: str) -> UsageError:
+    """Return what is wrong where the script does not exist; it may be the launcher that allranks takes the place of."""
+    if name in REPLACED:
+        return UsageError(f"{name}: allranks starts the ranks itself, in place of it: allranks run train.py")
+    return UsageError(
+        f"{name}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+    )
 
 
 def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[str, str]:

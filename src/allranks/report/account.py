@@ -28,7 +28,7 @@ WORDS = {
     Category.EVAL: "evaluating",
     Category.SAVE: "saving",
     Category.RESTART: "restarting",
-    Category.REDO: "doing lost steps again",
+    Category.REDO: "in steps that were lost",
     Category.QUEUE: "in SLURM's queue",
     Category.END: "ending",
     Category.UNKNOWN: "not known",

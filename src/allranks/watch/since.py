@@ -46,9 +46,10 @@ DRIFT = 1e-4
 """Seconds that two clocks may drift apart each second."""
 WAYS, STOOD_S = 8, 5.0
 """So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
-QUIET_S, IDLE_CPU_S = 2.0, 0.02
+QUIET_S, IDLE_CPU_S, IDLE_SHARE = 2.0, 0.02, 0.03
 """A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
-of processor time are nothing: threads that only wake up now and then (NCCL's watchdog) use some."""
+of processor time are nothing, and neither is this share of a core: threads that wake up now and then use some (NCCL's
+watchdog, a progress bar that is redrawn ten times a second)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
 """Not the children of ranks: nobody asks where these are, or whom they talk to."""
 _PLACE = attrgetter("operation", "place", "counters")
@@ -96,6 +97,8 @@ class Track:
     """It has started no collective of NCCL's."""
     awake: ProcessLook = field(init=False)
     """The look since which it has used no processor time, and its main thread has not woken up."""
+    busy_s: float = 0.0
+    """Processor time since then, beyond the share of one that is idle."""
     still_s: float = field(init=False)
     """When that was."""
     read_s: float = -math.inf
@@ -178,8 +181,9 @@ class Track:
             self.state_s = told_s
         if look.nccl_ops != before.nccl_ops:
             self.ops_s = told_s
-        if look.num_switches != self.awake.num_switches or look.cpu_s - self.awake.cpu_s > IDLE_CPU_S:
-            self.awake, self.still_s = look, told_s
+        self.busy_s = max(0.0, self.busy_s + look.cpu_s - before.cpu_s - IDLE_SHARE * (told_s - lived_s))
+        if look.num_switches != self.awake.num_switches or self.busy_s > IDLE_CPU_S:
+            self.awake, self.still_s, self.busy_s = look, told_s, 0.0
         self.cpu.append((told_s, look.cpu_s))
         while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - WINDOW_S:
             self.cpu.popleft()

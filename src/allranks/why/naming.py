@@ -208,7 +208,10 @@ def _overhear(conclusion: Conclusion, lines: Sequence[Line], parents: Collection
     near = [line for line in lines if line.source.shown == first.source and line.number > first.line]
     below = [line.text for line in near if line.number <= first.line + _GOES_ON_LINES]
     said = _words([place.text for place in conclusion.evidence], is_gpu=is_gpu)
-    return said or _words(below, is_gpu=is_gpu) or _find_writer(lines, parents, is_gpu=is_gpu)
+    writer = _find_writer(lines, parents, is_gpu=is_gpu)
+    if Trait.ENDS_FROM_OUTSIDE in conclusion.cause.traits:  # no rank did that
+        writer = replace(writer, ranks=())
+    return said or _words(below, is_gpu=is_gpu) or writer
 
 
 def _words(texts: Sequence[str], *, is_gpu: bool) -> Culprit:

@@ -159,7 +159,8 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     if not people.are_tasks_agents:
         people.rank_of_file = _find_file_ranks(logs)
     told = [*_by_prefix(logs, people), *ends, *_by_message(logs, largest)]
-    people.found = _index([replace(who, node=aliases.get(who.node, who.node)) for who in told])
+    told = [replace(who, node=aliases.get(who.node, who.node)) for who in told]
+    people.found = _index(told, is_one_node=len(people.nodes) <= 1)
     return people
 
 
@@ -228,15 +229,18 @@ def _find_file_ranks(logs: Logs) -> dict[str, int]:
     return found
 
 
-def _index(named: Sequence[Who]) -> dict[tuple[object, ...], Who]:
-    """Unite what names the same process."""
+def _index(named: Sequence[Who], *, is_one_node: bool) -> dict[tuple[object, ...], Who]:
+    """Unite what names the same process; on the only node of a job, the local rank alone names it."""
+    places = [(who.rank, who.local_rank) for who in named if None not in (who.rank, who.local_rank)]
+    is_one_node = is_one_node and all(rank == local_rank for rank, local_rank in places)
     nodes: defaultdict[int | None, set[str | None]] = defaultdict(set)
     for who in named:
         nodes[who.pid].add(who.node)
     found: dict[tuple[object, ...], Who] = {}
     for who in [*named, *named]:  # twice: what a later line tells of a process is known of an earlier one
         is_lone = who.node is None or len(nodes[who.pid] - {None}) <= 1
-        handles = [handle for handle in _handles(who) if is_lone or handle[:2] != ("pid", None)]
+        unsure = {"local rank": is_one_node, "pid": is_lone}
+        handles = [handle for handle in _handles(who) if handle[1] is not None or unsure[str(handle[0])]]
         for handle in handles:
             if (known := found.get(handle)) is not None and not _differ(who, known):
                 who |= known
@@ -250,8 +254,8 @@ def _handles(who: Who) -> Iterator[tuple[object, ...]]:
         yield "rank", who.rank
     if who.pid is not None:
         yield from dict.fromkeys((("pid", who.node, who.pid), ("pid", None, who.pid)))
-    if who.node is not None and who.local_rank is not None:
-        yield "local rank", who.node, who.local_rank
+    if who.local_rank is not None:
+        yield from dict.fromkeys((("local rank", who.node, who.local_rank), ("local rank", None, who.local_rank)))
 
 
 def _differ(first: Who, second: Who) -> bool:

@@ -79,10 +79,15 @@ _IN_SOURCE = (
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
 _COUNTS = re.compile(
-    r"(?!(?:max|min|num|nb?|total|last|start|end|eval|save|log)_)(?:[a-z]+_)*(?:step|epoch|batch|iter|iteration)"
+    r"(?!(?:max|min|num|nb?|total|last|start|starting|resume|end|eval|save|log)_|.*_(?:per|in)_)(?:[a-z]+_)*(?:step|epoch|batch|iter|iteration)"
     r"(?:_(?:idx|index|id|num|no|nr|i))?|it|idx|index|i|j|k",
     re.IGNORECASE,
 )
+_TRAINERS = re.compile(
+    r"/transformers/trainer\.py:(?:\w+\.)*(?:_run_epoch|_inner_training_loop)"
+    r"|/loops/training_epoch_loop\.py:(?:\w+\.)*advance"
+)
+"""Functions of libraries (transformers 5.24, Lightning 2.6) whose counters are those of the training."""
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _NO_RANKS = ProcessRole.LAUNCHER, ProcessRole.STORE
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "D": "waits in the kernel"}
@@ -251,7 +256,9 @@ def summarize(told: Sequence[ToldFrame], *, at_s: float, is_still: bool, text: s
     operation = name_operation(frames)  # `wait` is in no Python function of a library: of an asynchronous collective
     mine = [frame for frame in told if not is_library(frame.filename)]
     place = f"{PurePath(mine[0].filename).name}:{mine[0].line} in {mine[0].name}" if mine else ""
-    values = [(local.name, local.repr or "") for frame in mine for local in frame.locals or ()]
+    counts = [not is_library(frame.filename) or _TRAINERS.search(f"{frame.filename}:{frame.name}") for frame in told]
+    counting = itertools.compress(told, counts)
+    values = [(local.name, local.repr or "") for frame in counting for local in frame.locals or ()]
     counters = [
         (name[:300], int(value)) for name, value in values if _COUNTS.fullmatch(name) and _WHOLE.fullmatch(value)
     ]

@@ -31,6 +31,8 @@ _GOES_ON = re.compile(
 )
 _EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
 """Its text may have a command with `'--epochs', '180'` in it."""
+_BAR = re.compile(r"\b[0-9]{1,2}%\|[^|]{0,200}\| (\S{1,30}/\S{1,30}) \[")
+"""A bar of tqdm that has not come to its end."""
 _COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b")
 """What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
@@ -104,11 +106,14 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         known = next((conclusion for conclusion in found if line in conclusion.evidence), None)
         yield replace(known, confidence=Confidence.UNDECIDED, is_failure=True) if known else hang
         return
-    sureness = Confidence.LIKELY if goes else Confidence.UNDECIDED
+    last = {line.source.shown: line for line in lines if line.text.strip()}
+    bars = (_BAR.search(line.text) for line in last.values() if not finished)
+    bar = next(filter(None, bars), None)
+    sureness = Confidence.LIKELY if goes and not bar else Confidence.UNDECIDED
     yield _tell(
         "healthy",
         Confidence.CERTAIN if finished else sureness,
-        "these logs show no failure",
+        "these logs show no failure" + (f", and stop at {bar[1]}: if it hangs, allranks watch" if bar else ""),
         "",
         finished[:1] or goes[-1:] or lines[-1:],
     )
