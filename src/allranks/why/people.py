@@ -155,9 +155,7 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         if event.kind == "endpoint" and people.endpoint is None:
             people.endpoint = event.values["endpoint"].rstrip(".,:")
         elif event.kind == "scope":
-            scope = Who(
-                local_rank=event.number("local_rank"), pid=event.number("pid"), address=event.values.get("address")
-            )
+            scope = event.who | Who(address=event.values.get("address"))
             people.scopes.setdefault(line.source.shown, []).append((line, scope))
         elif event.kind == "bootstrap" and line.node:
             people.node_of_address[event.values["address"]] = line.node

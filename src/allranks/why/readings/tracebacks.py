@@ -90,11 +90,12 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
 def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
     found: list[Traceback] = []
     frames: list[LogEvent] = []
+    begun: Line | None = None
     link: str | None = None  # to the exception before
     is_ignored: bool | None = None  # False: announced, and not begun
     for event in parts:
         if event.kind == "traceback":
-            frames = []
+            frames, begun = [], event.line
             if is_ignored is not None:
                 is_ignored = None if is_ignored and link is None else True
         elif event.kind == "ignored":
@@ -113,7 +114,7 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 any(Trait.ERROR_OF_SCRIPT in sign.traits for sign in stated.get(event.line.at, ())),
                 "consequence" in event.values,
             )
-            was_linked, link, frames = link, None, []
+            was_linked, link, frames, begun = link, None, [], None
             if is_ignored or (one.frames and one.frames[0].values.get("function") in _GOES_ON):
                 continue
             if was_linked is not None and found:
@@ -127,8 +128,9 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
             if one.frames and found and is_wrapper(found[-1].headline):  # it stands in the text of the last one
                 one = replace(one, frames=(*found.pop().frames, *one.frames))
             found.append(one)
-    if frames and is_ignored is None:  # the log ends before the exception
-        found.append(Traceback("", "", tuple(frames), frames[-1].line, _is_explained(frames[-1].line, stated)))
+    last = frames[-1].line if frames else begun
+    if last is not None and is_ignored is None:  # the log ends before the exception
+        found.append(Traceback("", "", tuple(frames), last, _is_explained(last, stated)))
     return found
 
 
@@ -147,7 +149,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         for one in tracebacks
         if one.frames and reader.may_end(one.line)
     }
-    own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame)]
+    is_only_begun = len(tracebacks) == 1 and not tracebacks[0].frames  # or its frames are another program's: IPython's
+    own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     by_writer: dict[object, list[Traceback]] = {}
