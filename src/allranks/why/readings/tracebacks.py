@@ -128,9 +128,9 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
             if one.frames and found and is_wrapper(found[-1].headline):  # it stands in the text of the last one
                 one = replace(one, frames=(*found.pop().frames, *one.frames))
             found.append(one)
-    last = frames[-1].line if frames else begun
-    if last is not None and is_ignored is None:  # the log ends before the exception
-        found.append(Traceback("", "", tuple(frames), last, _is_explained(last, stated)))
+    ends = frames[-1].line if frames else begun
+    if ends is not None and is_ignored is None:  # the log ends before the exception
+        found.append(Traceback("", "", tuple(frames), ends, _is_explained(ends, stated)))
     return found
 
 
