@@ -26,6 +26,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
+_COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]")
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
 _OF_COMMANDS = "CalledProcessError"
@@ -64,6 +65,12 @@ class Traceback:
         """The last frame in a file of the user's."""
         mine = [frame for frame in self.frames if not _LIBRARY.search(frame.values["file"])]
         return mine[-1] if mine else None
+
+    @property
+    def is_of_communication(self) -> bool:
+        """Whether a call of torch.distributed failed: a backend that no sign knows may have raised it."""
+        last = self.frames[-1].values["file"] if self.frames else ""
+        return self.kind == "RuntimeError" and _COMMUNICATION.search(last) is not None
 
     @property
     def is_of_command(self) -> bool:
@@ -170,7 +177,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         text = known.headline or "an exception; the log does not have its text"
         final = last.get((_name_process(line, entries), reader.attempt_of(line)), traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
-        is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
+        is_told = known.user_frame is not None or known.is_known
+        is_told = is_told and not (known.is_of_command or known.is_of_communication)
         is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
