@@ -177,8 +177,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         text = known.headline or "an exception; the log does not have its text"
         final = last.get((_name_process(line, entries), reader.attempt_of(line)), traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
-        is_told = known.user_frame is not None or known.is_known
-        is_told = is_told and not (known.is_of_command or known.is_of_communication)
+        is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
+        is_told = is_told and not known.is_of_communication
         is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
