@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from signal import SIGABRT, SIGTERM
 from typing import TypeVar
 
 from allranks.causes.cause import Family, Trait
@@ -28,8 +29,6 @@ from allranks.why.readings.tracebacks import read_tracebacks
 _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
 """In the formats of argparse and of torchrun's summary."""
 _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
-_OTHERS_SIGNALS = frozenset((6, 15))
-"""Another process's failure ends a process by them: SIGABRT, SIGTERM."""
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
 T = TypeVar("T")
 MAX_BESIDE = 8
@@ -51,11 +50,16 @@ def name_somebody(
     Ranks that other lines show as `hurt` are not named by hearsay.
     """
     culprit, confidence = conclusion.culprit, conclusion.confidence
-    own = [fact for fact in explained if fact.who.rank is not None and _may_be_its(fact, facts)]
+    # Another process's failure ends a process by them; but a kernel's failure aborts the one that ran it.
+    others_signals = (SIGTERM,) if conclusion.cause.family is Family.GPU else (SIGTERM, SIGABRT)
+    own = [fact for fact in explained if fact.who.rank is not None and fact.signal not in others_signals]
+    own = [fact for fact in own if _may_be_its(fact, facts)]
     if own and not culprit.ranks and any(fact.kind in _OWN for fact in facts):
         first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
         if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
             culprit |= describe(first.who, with_process=True)
+            # Who aborted may have met the error of another one.
+            confidence = confidence.at_most(Confidence.LIKELY if first.signal == SIGABRT else Confidence.CERTAIN)
     if not culprit and facts and all(map(is_suffered, facts)):  # it names its peer elsewhere
         for fact in explained:
             if is_suffered(fact) and fact.who == facts[0].who:
@@ -82,7 +86,7 @@ def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
 
     Nobody is known, or a process of its machine, or one with its local rank.
     """
-    if effect.kind not in {*_OWN, FactKind.MISSING} or effect.signal in _OTHERS_SIGNALS:
+    if effect.kind not in {*_OWN, FactKind.MISSING}:
         return False
     for fact in facts:
         machine = fact.who.compare_machines(effect.who)

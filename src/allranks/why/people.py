@@ -153,8 +153,7 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         aliases=aliases,
     )
     for event in logs.of("scope"):
-        numbers = event.number("local_rank"), event.number("pid")
-        scope = Who(local_rank=numbers[0], pid=numbers[1], address=event.values.get("address"))
+        scope = event.who | Who(address=event.values.get("address"))
         people.scopes.setdefault(event.line.source.shown, []).append((event.line, scope))
     if not people.are_tasks_agents:
         people.rank_of_file = _find_file_ranks(logs)

@@ -20,7 +20,10 @@ MAX_BETWEEN = 16 << 10
 """Bytes that are read for a line of code: from the last one on, or from its frame."""
 MAX_AHEAD = 16
 """Number of lines after a frame in which its traceback may end."""
-_ENDS_TRACEBACK = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*(?!Exception$)[A-Z]\w*[a-z]\w*)(?:: ?(?P<text>.*))?$")
+_ENDS_TRACEBACK = re.compile(
+    r"(?P<type>(?:[A-Za-z_]\w*\.)*(?!Exception(?:: ?)?$)[A-Z]\w*[a-z]\w*)"  # no bare "Exception:" of an older mp.spawn
+    r"(?:: ?(?P<text>.*))?$"
+)
 _FRAME = re.compile(r'File "[^"]+", line \d+(?:, in .+)?$')
 _BREAK = re.compile(rb"[\r\n]")
 _MARGIN = " |"

@@ -5,7 +5,7 @@ Each waiting rank reports its own wait; the missing rank reports nothing, or tha
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,6 +45,7 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
         is_told = not came.isdisjoint({(attempt, event.values.get("key")), (attempt, None)})
         return is_told or line.number < steps.get(line.source.shown, 0)
 
+    yield from _all_came(reader, reports, passed)
     waiting = [event for event in reports if event.number("rank") is not None and not is_over(event)]
     few = [event for event in waiting if _count(event, "present") < _count(event, "wanted")]
     yield from _barrier(reader, few, counts)
@@ -62,6 +63,17 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
         )
     if next(logs.of("all-came"), None) is None:
         yield from _twice(reader, read_members(logs))
+
+
+def _all_came(reader: FactReader, reports: Sequence[LogEvent], passed: Sequence[LogEvent]) -> Iterator[Fact]:
+    """Return that who waited at a barrier went on: one rank passes it only when all have come."""
+    waited: defaultdict[tuple[int, str | None], set[int]] = defaultdict(set)
+    for event in reports:
+        if (rank := event.number("rank")) is not None:
+            waited[reader.attempt_of(event.line), event.values.get("key")].add(rank)
+    for event in passed:
+        if ranks := waited.pop((reader.attempt_of(event.line), event.values.get("key")), None):
+            yield from reader.infer(FactKind.RECOVERED, _MISSING, [event.line], "all ranks came", ranks=sorted(ranks))
 
 
 def read_members(logs: Logs) -> list[LogEvent]:

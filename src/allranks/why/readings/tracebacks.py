@@ -26,6 +26,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
+_COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]")
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
 _OF_COMMANDS = "CalledProcessError"
@@ -66,6 +67,12 @@ class Traceback:
         return mine[-1] if mine else None
 
     @property
+    def is_of_communication(self) -> bool:
+        """Whether a call of torch.distributed failed: a backend that no sign knows may have raised it."""
+        last = self.frames[-1].values["file"] if self.frames else ""
+        return self.kind == "RuntimeError" and _COMMUNICATION.search(last) is not None
+
+    @property
     def is_of_command(self) -> bool:
         """Whether the script itself ran a command that failed: git, a compiler. A launcher's commands are ranks."""
         return self.kind == _OF_COMMANDS and self.user_frame is not None
@@ -90,11 +97,12 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
 def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
     found: list[Traceback] = []
     frames: list[LogEvent] = []
+    begun: Line | None = None
     link: str | None = None  # to the exception before
     is_ignored: bool | None = None  # False: announced, and not begun
     for event in parts:
         if event.kind == "traceback":
-            frames = []
+            frames, begun = [], event.line
             if is_ignored is not None:
                 is_ignored = None if is_ignored and link is None else True
         elif event.kind == "ignored":
@@ -113,7 +121,7 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 any(Trait.ERROR_OF_SCRIPT in sign.traits for sign in stated.get(event.line.at, ())),
                 "consequence" in event.values,
             )
-            was_linked, link, frames = link, None, []
+            was_linked, link, frames, begun = link, None, [], None
             if is_ignored or (one.frames and one.frames[0].values.get("function") in _GOES_ON):
                 continue
             if was_linked is not None and found:
@@ -127,8 +135,9 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
             if one.frames and found and is_wrapper(found[-1].headline):  # it stands in the text of the last one
                 one = replace(one, frames=(*found.pop().frames, *one.frames))
             found.append(one)
-    if frames and is_ignored is None:  # the log ends before the exception
-        found.append(Traceback("", "", tuple(frames), frames[-1].line, _is_explained(frames[-1].line, stated)))
+    ends = frames[-1].line if frames else begun
+    if ends is not None and is_ignored is None:  # the log ends before the exception
+        found.append(Traceback("", "", tuple(frames), ends, _is_explained(ends, stated)))
     return found
 
 
@@ -147,7 +156,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         for one in tracebacks
         if one.frames and reader.may_end(one.line)
     }
-    own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame)]
+    is_only_begun = len(tracebacks) == 1 and not tracebacks[0].frames  # or its frames are another program's: IPython's
+    own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     by_writer: dict[object, list[Traceback]] = {}
@@ -168,6 +178,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         final = last.get((_name_process(line, entries), reader.attempt_of(line)), traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
+        is_told = is_told and not known.is_of_communication
         is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
