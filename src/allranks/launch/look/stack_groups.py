@@ -79,7 +79,8 @@ _IN_SOURCE = (
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
 _COUNTS = re.compile(
-    r"(?!(?:max|min|num|nb?|total|last|start|starting|resume|end|eval|save|log)_|.*_(?:per|in)_)(?:[a-z]+_)*(?:step|epoch|batch|iter|iteration)"
+    r"(?!(?:max|min|num|nb?|total|last|start|starting|resume|end|eval|save|log)_|.*_(?:per|in)_)"
+    r"(?:[a-z]+_)*(?:step|epoch|batch|iter|iteration)"
     r"(?:_(?:idx|index|id|num|no|nr|i))?|it|idx|index|i|j|k",
     re.IGNORECASE,
 )
