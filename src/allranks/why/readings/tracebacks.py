@@ -142,11 +142,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     """
     tracebacks = read_tracebacks(reader.logs)
     entries = read_summaries(reader.logs)
-    last = {
-        (_name_process(one.line, entries), reader.attempt_of(one.line)): one
-        for one in tracebacks
-        if one.frames and reader.may_end(one.line)
-    }
+    ends = (one for one in tracebacks if one.frames and reader.may_end(one.line))
+    last = {_name_process(one.line, entries, reader): one for one in ends}
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
@@ -156,7 +153,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             continue
         line, entry = traceback.line, _find_entry(traceback.line, entries)
         who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
-        same = by_writer.setdefault(_name_process(line, entries), [])
+        same = by_writer.setdefault(process := _name_process(line, entries, reader), [])
         is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process
         if same and (not is_again or len(same) == MAX_RAISED):
             continue
@@ -165,7 +162,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         frame = known.user_frame or (known.frames[-1] if known.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
-        final = last.get((_name_process(line, entries), reader.attempt_of(line)), traceback)
+        final = last.get(process, traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
         is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
@@ -194,10 +191,10 @@ def _find_entry(line: Line, entries: Sequence[SummaryEntry]) -> SummaryEntry | N
     return max(above, key=lambda entry: entry.when.number, default=None)
 
 
-def _name_process(line: Line, entries: Sequence[SummaryEntry]) -> object:
+def _name_process(line: Line, entries: Sequence[SummaryEntry], reader: FactReader) -> object:
     """Return what tells the processes of exceptions apart."""
     entry = _find_entry(line, entries)
-    return line.writer, entry.when.number if entry else 0
+    return line.writer, entry.when.number if entry else 0, reader.attempt_of(line)
 
 
 def _is_explained(line: Line, stated: _Stated) -> bool:
