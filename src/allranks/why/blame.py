@@ -32,14 +32,15 @@ from allranks.why.other_jobs import leave_out_strangers
 from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals
 from allranks.why.readings.dials import read_dials
-from allranks.why.readings.ends import read_ends, read_summaries
+from allranks.why.readings.ends import read_ends
 from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
 from allranks.why.readings.progress import read_laggard, read_restarts, read_steps
 from allranks.why.readings.silence import conclude_silence, find_words
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
-from allranks.why.step_lines import EPOCH, is_of_training
+from allranks.why.step_lines import EPOCH, MIN_STEPS, is_of_training
 from allranks.why.stops import read_stops
+from allranks.why.summaries import read_summaries
 from allranks.why.unite import leave_out_refined, unite
 
 READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
@@ -104,8 +105,6 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
 
 
 _NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))
-MIN_STEPS = 3
-"""A batch script may say `Step 1: data` itself."""
 
 
 def _find_overcome(facts: Sequence[Fact], logs: Logs) -> list[Fact]:

@@ -21,9 +21,9 @@ from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import FEW, People, missing_of, named, parse_ranks
-from allranks.why.readings.ends import read_summaries
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
+from allranks.why.summaries import read_summaries
 
 _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
 """In the formats of argparse and of torchrun's summary."""

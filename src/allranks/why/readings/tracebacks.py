@@ -20,7 +20,7 @@ from allranks.model.raised import is_wrapper
 from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.readings.ends import SummaryEntry, read_summaries
+from allranks.why.summaries import SummaryEntry, read_summaries
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"

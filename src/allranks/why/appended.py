@@ -1,0 +1,111 @@
+"""Where in a file does the output of another run begin, which was appended to it? Pure.
+
+    torchrun train.py >> train.log 2>&1       today, and again tomorrow
+
+Below torchrun's summary no worker of its node is left: a second one for the same rank, of another process, is another
+run's, and so are steps, if only one node writes there. Without a launcher, an exception that nobody caught is a
+process's last word: another one below is the next process's, and so are steps that begin anew.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import chain, pairwise
+
+import msgspec
+
+from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs, Tail
+from allranks.why.step_lines import MIN_STEPS, NUMBER, is_of_training
+from allranks.why.summaries import read_summaries
+
+_OF_LAUNCHERS = (
+    "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope", "srun",
+    "task-end",
+)  # fmt: skip
+_OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
+"""The function in which a traceback begins that nobody caught."""
+
+
+class _End(msgspec.Struct, frozen=True):
+    """How a run ended."""
+
+    line: Line
+    """Its last one that is known."""
+    pids: Mapping[str, str] = {}
+    """Of the workers that its launcher names, by rank."""
+    hosts: frozenset[str] = frozenset()
+
+    def is_of_other_run(self, other: _End) -> bool:
+        """Whether an end below is another run's."""
+        if not self.pids:
+            return self.line.text != other.line.text
+        return any(self.pids[rank] != other.pids[rank] for rank in self.pids.keys() & other.pids.keys())
+
+
+def find_further_runs(logs: Logs) -> Iterator[Line]:
+    """Yield the first line of each further run, file by file."""
+    ends = _read_summaries(logs) or _read_last_words(logs)
+    hosts = {host for own in ends.values() for end in own for host in end.hosts}
+    is_one_node = len(hosts) < 2 and not any(logs.of("task-end"))  # srun's lines of several nodes are mixed
+    for tail in logs.tails:
+        own = ends.get(tail.source.shown, ())
+        for end, following in pairwise([*own, None] if own else ()):
+            is_told = following is not None and end.is_of_other_run(following)
+            if is_told or (is_one_node and _makes_steps(tail, end, following)):
+                below = chain((event.line for event in logs.events), tail.lines)
+                yield min((line for line in below if _is_below(line, end)), key=lambda line: line.number)
+
+
+def _read_summaries(logs: Logs) -> Mapping[str, list[_End]]:
+    """Return torchrun's summaries by file, their root causes last."""
+    ends: defaultdict[str, list[_End]] = defaultdict(list)
+    pids: dict[str, str] = {}
+    hosts: set[str] = set()
+    for entry in read_summaries(logs):
+        line, values = entry.event.line, entry.event.values
+        pids[values.get("rank", "")] = values["pid"]
+        hosts.add(values.get("node", ""))
+        if entry.is_first:
+            ends[line.source.shown].append(_End(line, pids, frozenset(hosts)))
+            pids, hosts = {}, set()
+    return ends
+
+
+def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
+    """Return the exceptions by which processes ended, where neither a launcher nor several ranks write."""
+    ends: defaultdict[str, list[_End]] = defaultdict(list)
+    if any(logs.of(*_OF_LAUNCHERS)) or any(event.is_loss or event.line.rank is not None for event in logs.events):
+        return ends
+    above, is_outermost = "", False
+    for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
+        own = ends[event.line.source.shown]
+        match event.kind:
+            case "traceback" | "shortened":
+                is_outermost = "shortened" in {event.kind, above}  # Hydra leaves the script's own frame out
+            case "frame" if above == "traceback":
+                is_outermost |= event.values.get("function") in _OUTERMOST
+            case "exception" if is_outermost:
+                own.append(_End(event.line))
+                is_outermost = False
+            case "chained" if own:
+                own.pop()
+        above = event.kind
+    return ends
+
+
+def _makes_steps(tail: Tail, end: _End, following: _End | None) -> bool:
+    """Whether a training runs below an end, and above the next one; without a launcher, if it begins anew."""
+    steps = [line for line in tail.lines if is_of_training(line.text)]
+    last = following.line.number if following is not None else tail.num_lines + 1
+    below = [line for line in steps if end.line.number < line.number < last]
+    above = [match for line in steps if line.number < end.line.number and (match := NUMBER.search(line.text))]
+    first = NUMBER.search(below[0].text) if below else None
+    is_anew = not above or (first is not None and int(first[1]) <= int(above[-1][1]))
+    return len(below) >= MIN_STEPS and (bool(end.pids) or is_anew)
+
+
+def _is_below(line: Line, end: _End) -> bool:
+    """Whether a line is of what follows an end; a summary may have an exception below, indented."""
+    return line.source == end.line.source and line.number > end.line.number and not line.text.startswith("  ")
