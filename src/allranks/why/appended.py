@@ -3,15 +3,16 @@
     torchrun train.py >> train.log 2>&1       today, and again tomorrow
 
 Below torchrun's summary no worker of its node is left: a second one for the same rank, of another process, is another
-run's, and so are steps, if only one node writes there. Without a launcher, an exception that nobody caught is a
-process's last word: another one below is the next process's, and so are steps that begin anew.
+run's, and so are steps, if only one node writes there. An agent that tells of a failed worker, and gives no summary,
+has started its workers again, which it logs at level INFO only. Without a launcher, an exception that nobody caught is
+a process's last word: another one below is the next process's, and so are steps that begin anew.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import chain, pairwise
+from collections.abc import Container, Iterator, Mapping
+from itertools import chain, zip_longest
 
 import msgspec
 
@@ -21,8 +22,8 @@ from allranks.why.step_lines import MIN_STEPS, NUMBER, is_of_training
 from allranks.why.summaries import read_summaries
 
 _OF_LAUNCHERS = (
-    "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope", "srun",
-    "task-end",
+    "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
+    "srun", "task-end",
 )  # fmt: skip
 _OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
 """The function in which a traceback begins that nobody caught."""
@@ -34,33 +35,41 @@ class _End(msgspec.Struct, frozen=True):
     line: Line
     """Its last one that is known."""
     pids: Mapping[str, str] = {}
-    """Of the workers that its launcher names, by rank."""
+    """Of the workers that torchrun's summary names, by rank."""
     hosts: frozenset[str] = frozenset()
+    agent: int | None = None
+    """Process of torchrun's agent that told it."""
 
     def is_of_other_run(self, other: _End) -> bool:
         """Whether an end below is another run's."""
         if not self.pids:
-            return self.line.text != other.line.text
+            return self.line.text != other.line.text if self.agent is None else self.agent == other.agent
         return any(self.pids[rank] != other.pids[rank] for rank in self.pids.keys() & other.pids.keys())
 
 
-def find_further_runs(logs: Logs) -> Iterator[Line]:
-    """Yield the first line of each further run, file by file."""
-    ends = _read_summaries(logs) or _read_last_words(logs)
+def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[Line]:
+    """Yield the first line of each further run, or start of the workers, file by file.
+
+    Args:
+        told: files in which the launcher tells that it starts its workers again.
+    """
+    ends = _read_summaries(logs, told) or _read_last_words(logs)
     hosts = {host for own in ends.values() for end in own for host in end.hosts}
     is_one_node = len(hosts) < 2 and not any(logs.of("task-end"))  # srun's lines of several nodes are mixed
     for tail in logs.tails:
         own = ends.get(tail.source.shown, ())
-        for end, following in pairwise([*own, None] if own else ()):
+        for end, following in zip_longest(own, own[1:]):
             is_told = following is not None and end.is_of_other_run(following)
             if is_told or (is_one_node and _makes_steps(tail, end, following)):
                 below = chain((event.line for event in logs.events), tail.lines)
                 yield min((line for line in below if _is_below(line, end)), key=lambda line: line.number)
 
 
-def _read_summaries(logs: Logs) -> Mapping[str, list[_End]]:
-    """Return torchrun's summaries by file, their root causes last."""
+def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
+    """Return by file torchrun's summaries, with their root causes last, and the failures before a restart."""
     ends: defaultdict[str, list[_End]] = defaultdict(list)
+    failed = [event for event in logs.of("agent-failed") if event.line.pid is not None and "pid" in event.values]
+    agents = {event.values["pid"]: event for event in failed}
     pids: dict[str, str] = {}
     hosts: set[str] = set()
     for entry in read_summaries(logs):
@@ -68,9 +77,13 @@ def _read_summaries(logs: Logs) -> Mapping[str, list[_End]]:
         pids[values.get("rank", "")] = values["pid"]
         hosts.add(values.get("node", ""))
         if entry.is_first:
-            ends[line.source.shown].append(_End(line, pids, frozenset(hosts)))
+            last = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
+            ends[line.source.shown].append(_End(line, pids, frozenset(hosts), *last[:1]))
             pids, hosts = {}, set()
-    return ends
+    for event in agents.values():
+        if (shown := event.line.source.shown) not in told:
+            ends[shown].append(_End(event.line, agent=event.line.pid))
+    return {shown: sorted(own, key=lambda end: end.line.number) for shown, own in ends.items()}
 
 
 def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
@@ -103,7 +116,7 @@ def _makes_steps(tail: Tail, end: _End, following: _End | None) -> bool:
     above = [match for line in steps if line.number < end.line.number and (match := NUMBER.search(line.text))]
     first = NUMBER.search(below[0].text) if below else None
     is_anew = not above or (first is not None and int(first[1]) <= int(above[-1][1]))
-    return len(below) >= MIN_STEPS and (bool(end.pids) or is_anew)
+    return len(below) >= MIN_STEPS and (end.agent is not None or bool(end.pids) or is_anew)
 
 
 def _is_below(line: Line, end: _End) -> bool:

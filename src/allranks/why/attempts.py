@@ -52,7 +52,8 @@ class Attempts:
         for shown, events in marks.items():
             if shown not in told and any(event.kind not in _STARTS for event in events):  # nothing begins again unended
                 self._read_file(shown, events, [line for line in lines.get(shown, ()) if is_of_training(line.text)])
-        self._add_runs(line for line in find_further_runs(logs) if line.source.shown in told or not self._has_begun(line))
+        runs = find_further_runs(logs, told)
+        self._add_runs(line for line in runs if line.source.shown in told or not self._has_begun(line))
 
     def doubt(self, places: Sequence[Place]) -> str | None:
         """Return why what these lines show may be of another start than the last; None: nothing says so."""

@@ -99,7 +99,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
         notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
-    silence = list(conclude_silence(logs, reader.people, found))
+    ended = (fact for fact in facts if fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(fact.cause).traits)
+    is_ended = any(fact.attempt >= story.attempt for fact in ended)
+    silence = list(conclude_silence(logs, reader.people, found, is_ended=is_ended))
     names = {conclusion.cause.name for conclusion in silence}
     return [*silence, *(conclusion for conclusion in found if conclusion.cause.name not in names)], story
 
