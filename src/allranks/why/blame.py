@@ -248,8 +248,9 @@ def _culprit_of(root: Root) -> Culprit:
 
 def _notes(first: Root, cause: Cause, others: Sequence[Root]) -> Iterator[str]:
     for root in others:
-        if root is not first:
-            yield f"also by itself: {_culprit_of(root).words() or 'a process'}, {root.fact.told}"
+        words = _culprit_of(root).words()
+        if root is not first and (words or root.fact.cause != first.fact.cause):
+            yield f"also by itself: {words or 'a process'}, {root.fact.told}"
     labels = dict.fromkeys(find_cause(name).label for name in first.fact.alternatives)
     names = [label for label in labels if label != cause.label][:MAX_ALTERNATIVES]
     if names and first.confidence is not Confidence.CERTAIN:

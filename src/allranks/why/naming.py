@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import TypeVar
 
 from allranks.causes.cause import Family, Trait
@@ -71,8 +73,8 @@ def name_somebody(
             confidence = confidence.at_most(Confidence.LIKELY)  # it is a guess
     culprit = _add_place(conclusion, culprit, logs)
     ranks = culprit.ranks if len(culprit.ranks) <= MAX_THINGS and not culprit.nodes else ()
-    nodes = [node for rank in ranks if (node := people.know(Who(rank=rank)).node)]
-    culprit = Culprit(nodes=tuple(nodes)) | culprit
+    there = (describe(Who(node=people.know(Who(rank=rank)).node)) for rank in ranks)
+    culprit = reduce(or_, there, Culprit()) | culprit
     victims = conclusion.victims.difference(culprit.ranks)
     return replace(conclusion, culprit=culprit, confidence=confidence, victims=victims)
 
