@@ -132,7 +132,7 @@ def ends_others(reason: Item, effect: Item) -> bool:
             return sooner(reason, effect)
         return not_later(reason, effect) and not_after(reason, effect)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
-    return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect)
+    return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect) and not_after(reason, effect)
 
 
 def may_end_it(reason: Item, effect: Item) -> bool:
