@@ -20,6 +20,7 @@ from allranks.model.raised import is_wrapper
 from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.readings.progress import find_last_steps
 from allranks.why.summaries import SummaryEntry, read_summaries
 
 _LIBRARY = re.compile(
@@ -147,6 +148,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
+    steps = find_last_steps(reader.logs) if own else {}
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
         if by_writer and not traceback.kind:
@@ -165,7 +167,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         final = last.get(process, traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
-        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
+        has_gone_on = not known.frames and line.number < steps.get(line.source.shown, 0)  # a logger wrote it
+        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
         yield reader.state(
@@ -179,7 +182,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             alternatives=() if is_sure else cause.also,
             told=(f"{where}: " if where else "") + text[:300],
             is_generic=not known.is_known or not reader.may_end(line),
-            is_fatal=reader.may_end(line),
+            is_fatal=reader.may_end(line) and not has_gone_on,
             things=(where,) if where else (),
         )
 
