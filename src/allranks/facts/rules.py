@@ -131,6 +131,8 @@ def ends_others(reason: Item, effect: Item) -> bool:
         if is_of_others and reason.kind is not FactKind.SCHEDULER_END:
             return sooner(reason, effect)
         return not_later(reason, effect) and not_after(reason, effect)
+    if reason.is_first and effect.is_first:  # by their launchers, whose lines have no order
+        return reason.when.is_before(effect.when)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
     return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect) and not_after(reason, effect)
 

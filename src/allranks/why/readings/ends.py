@@ -23,6 +23,8 @@ MAX_GAP = 64
 """Largest distance of the pids of one agent's workers: they are started one after the other."""
 PATIENCE_S = 20.0
 """A SIGKILL this long after the first failure is the agent's own: it waits 30 s for workers that ignore its SIGTERM."""
+LOOK_S = 1.0
+"""torchrun looks at all workers every 0.1 s, and tells of those that ended meanwhile in the order of their ranks."""
 _OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
 
 
@@ -58,7 +60,8 @@ def _of_summaries(reader: FactReader, summaries: list[SummaryEntry]) -> Iterator
         how, began = read_ending(None, end.event.values), first.when.time
         lag_s = 0.0 if began is None or end.when.time is None else end.when.time - began
         is_late = how.signal == 9 and read_ending(None, first.event.values).signal is None and lag_s >= PATIENCE_S
-        about: dict[str, Any] = {"is_first_observed": end.is_first, "when": reader.times.of(end.when)}
+        is_at_once = how == read_ending(None, first.event.values) and how.signal is None and lag_s <= LOOK_S
+        about: dict[str, Any] = {"is_first_observed": end.is_first or is_at_once, "when": reader.times.of(end.when)}
         yield _ended(reader, end.event.line, end.event.who, how, is_kill=is_late, **about)
 
 
