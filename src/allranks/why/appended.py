@@ -10,6 +10,7 @@ a process's last word: another one below is the next process's, and so are steps
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
 from itertools import chain, zip_longest
@@ -25,6 +26,8 @@ _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
 )  # fmt: skip
+_SIGNALED = re.compile(r"SignalException: Process (\d{1,9}) got signal")
+"""How torchrun's agent ends if it is told to."""
 _OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
 """The function in which a traceback begins that nobody caught."""
 
@@ -66,7 +69,7 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[Line]:
 
 
 def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
-    """Return by file torchrun's summaries, with their root causes last, and the failures before a restart."""
+    """Return by file the ends that torchrun tells: summaries, failures before a restart, a signal."""
     ends: defaultdict[str, list[_End]] = defaultdict(list)
     failed = [event for event in logs.of("agent-failed") if event.line.pid is not None and "pid" in event.values]
     agents = {event.values["pid"]: event for event in failed}
@@ -83,6 +86,9 @@ def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]
     for event in agents.values():
         if (shown := event.line.source.shown) not in told:
             ends[shown].append(_End(event.line, agent=event.line.pid))
+    for event in logs.of("exception"):
+        if match := _SIGNALED.search(event.line.text):
+            ends[event.line.source.shown].append(_End(event.line, agent=int(match[1])))
     return {shown: sorted(own, key=lambda end: end.line.number) for shown, own in ends.items()}
 
 
