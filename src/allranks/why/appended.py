@@ -86,9 +86,9 @@ def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]
     for event in agents.values():
         if (shown := event.line.source.shown) not in told:
             ends[shown].append(_End(event.line, agent=event.line.pid))
-    for event in logs.of("exception"):
-        if match := _SIGNALED.search(event.line.text):
-            ends[event.line.source.shown].append(_End(event.line, agent=int(match[1])))
+    told_to_end = ((_SIGNALED.search(event.line.text), event.line) for event in logs.of("exception"))
+    for pid, line in {int(match[1]): line for match, line in told_to_end if match}.items():  # of each the last
+        ends[line.source.shown].append(_End(line, agent=pid))
     return {shown: sorted(own, key=lambda end: end.line.number) for shown, own in ends.items()}
 
 
