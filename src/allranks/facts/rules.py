@@ -134,7 +134,9 @@ def ends_others(reason: Item, effect: Item) -> bool:
     if reason.is_first and effect.is_first:  # by their launchers, whose lines have no order
         return reason.when.is_before(effect.when)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
-    return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect) and not_after(reason, effect)
+    if mine == its:
+        return sooner(reason, effect)
+    return mine < its and not_later(reason, effect) and not_after(reason, effect)
 
 
 def may_end_it(reason: Item, effect: Item) -> bool:

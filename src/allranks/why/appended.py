@@ -11,6 +11,7 @@ a process's last word: another one below is the next process's, and so are steps
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
 from itertools import chain, zip_longest
@@ -59,13 +60,18 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[Line]:
     ends = _read_summaries(logs, told) or _read_last_words(logs)
     hosts = {host for own in ends.values() for end in own for host in end.hosts}
     is_one_node = len(hosts) < 2 and not any(logs.of("task-end"))  # srun's lines of several nodes are mixed
-    for tail in logs.tails:
-        own = ends.get(tail.source.shown, ())
+    tails = [tail for tail in logs.tails if tail.source.shown in ends]
+    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in chain((event.line for event in logs.events if ends), *(tail.lines for tail in tails)):
+        if not line.text.startswith("  "):  # as an exception in a summary is
+            lines[line.source.shown].append(line)
+    for tail in tails:
+        own, below = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
         for end, following in zip_longest(own, own[1:]):
             is_told = following is not None and end.is_of_other_run(following)
             if is_told or (is_one_node and _makes_steps(tail, end, following)):
-                below = chain((event.line for event in logs.events), tail.lines)
-                yield min((line for line in below if _is_below(line, end)), key=lambda line: line.number)
+                first = bisect_right(below, end.line.number, key=_number)
+                yield from below[first : first + 1]
 
 
 def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
@@ -98,6 +104,7 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
     if any(logs.of(*_OF_LAUNCHERS)) or any(event.is_loss or event.line.rank is not None for event in logs.events):
         return ends
     above, is_outermost = "", False
+    last = 0
     for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
         own = ends[event.line.source.shown]
         match event.kind:
@@ -108,9 +115,9 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
             case "exception" if is_outermost:
                 own.append(_End(event.line))
                 is_outermost = False
-            case "chained" if own:
+            case "chained" if above == "exception" and own and own[-1].line.number == last:
                 own.pop()
-        above = event.kind
+        above, last = event.kind, event.line.number
     return ends
 
 
@@ -125,6 +132,5 @@ def _makes_steps(tail: Tail, end: _End, following: _End | None) -> bool:
     return len(below) >= MIN_STEPS and (end.agent is not None or bool(end.pids) or is_anew)
 
 
-def _is_below(line: Line, end: _End) -> bool:
-    """Whether a line is of what follows an end; a summary may have an exception below, indented."""
-    return line.source == end.line.source and line.number > end.line.number and not line.text.startswith("  ")
+def _number(line: Line) -> int:
+    return line.number
