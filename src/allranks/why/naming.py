@@ -177,7 +177,7 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
 
 # --- Names in passing -------------------------------------------------------------------------------------------------
 
-_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal| got signal)")
+_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal| got signal| via signal| terminated with)")
 """But not a process that somebody ends: that one still ran."""
 _RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
 _LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")
@@ -198,8 +198,8 @@ _GPUS = (
 )
 _GOES_ON_LINES = 2
 """A terminal, or its writer, cut a sentence."""
-_FOR_ALL = ":log_dist]"
-"""DeepSpeed's function also for what rank 0 reports for the others."""
+_FOR_ALL = re.compile(r":log_dist\]|torch/multiprocessing/spawn\.py:[0-9]+\]")
+"""DeepSpeed's function also for what rank 0 reports for the others; the parent of mp.spawn."""
 
 
 def _overhear(conclusion: Conclusion, lines: Sequence[Line], parents: Collection[int | None]) -> Culprit:
@@ -234,7 +234,7 @@ def _only(things: Collection[T]) -> tuple[T, ...]:
 
 def _find_writer(lines: Sequence[Line], parents: Collection[int | None], *, is_gpu: bool) -> Culprit:
     """Return the only writer; empty if there are several, or if it writes for all ranks."""
-    lines = [line for line in lines if _FOR_ALL not in line.text]
+    lines = [line for line in lines if not _FOR_ALL.search(line.text)]
     texts = [line.text for line in lines]
     ranks = {line.rank for line in lines if line.rank is not None}
     local_ranks = {line.local_rank for line in lines if line.local_rank is not None}
