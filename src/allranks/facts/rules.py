@@ -136,7 +136,8 @@ def ends_others(reason: Item, effect: Item) -> bool:
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
     if mine == its:
         return sooner(reason, effect)
-    return mine < its and not_later(reason, effect) and not_after(reason, effect)
+    is_told_later = reason.who.node is None and not not_after(reason, effect)  # by a shell; srun has no order
+    return mine < its and not_later(reason, effect) and not is_told_later
 
 
 def may_end_it(reason: Item, effect: Item) -> bool:

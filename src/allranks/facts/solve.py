@@ -45,7 +45,9 @@ def solve(facts: Sequence[Fact], *, world: int | None = None) -> Story:
     story = Story(StoryEnd.NOTHING_KNOWN)
     for attempt in sorted(by_attempt, reverse=True):
         told = _solve_attempt(by_attempt[attempt], world)
-        makes_steps = any(fact.kind is FactKind.STEP for fact in by_attempt[attempt])  # and may still run
+        above = {fact.place.source for fact in facts if fact.attempt < attempt and fact.places}
+        steps = (fact for fact in by_attempt[attempt] if fact.kind is FactKind.STEP)
+        makes_steps = any(fact.place.source in above for fact in steps)  # other files may not tell attempts
         if told.outcome is not StoryEnd.NOTHING_KNOWN or makes_steps:
             return told
         story = story if story.roots else told

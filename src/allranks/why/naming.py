@@ -177,7 +177,10 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
 
 # --- Names in passing -------------------------------------------------------------------------------------------------
 
-_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal| got signal| via signal| terminated with)")
+_PROCESS = re.compile(
+    r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b"
+    r"(?! closing signal| got signal| via signal| terminated with)"
+)
 """But not a process that somebody ends: that one still ran."""
 _RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
 _LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")

@@ -116,7 +116,8 @@ def read_below(line: Line, hit: Hit, chunk: Chunk) -> str:
         other = read_line(raw.rstrip(b"\r"), line.source, line.number)
         if not other.text.strip() or writer_of(other) != writer_of(line):
             continue
-        is_other = other.time is not None or _NO_MESSAGE.match(other.text) or (words and not other.text[:1].isspace())
+        is_headed = other.time is not None and line.time is None  # by a logger
+        is_other = is_headed or _NO_MESSAGE.match(other.text) or (words and not other.text[:1].isspace())
         if is_other or len(words) == MAX_BELOW:
             break
         words.append(other.text.strip())
