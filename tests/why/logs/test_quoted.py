@@ -144,7 +144,7 @@ def test_another_writer_does_not_end_a_traceback(read: Read) -> None:
             "Error(s) in loading state_dict for Net: size mismatch for fc.weight: [4, 5].",
         ),
         (
-            "pydantic_core.ValidationError: 1 validation error for Config\nlr\n  Input should be a number\n    See it\n",
+            "pydantic_core.ValidationError: 1 validation error for Config\nlr\n  Input should be a number\n    See\n",
             "1 validation error for Config lr Input should be a number",
         ),
         ("AssertionError: \n\n sizes differ\nTraceback (most recent call last):\n", "sizes differ"),
