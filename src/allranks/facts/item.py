@@ -63,7 +63,7 @@ def sort_of(fact: Fact) -> Sort:
         return Sort.PROGRESS if fact.code == 0 else Sort.END
     if signal in _CRASHES or (signal == SIGKILL and is_claimed(fact)):
         return Sort.BREAK
-    return Sort.END if signal in {SIGKILL, SIGABRT} else Sort.ORDER
+    return Sort.END if signal in {SIGKILL, SIGABRT} or fact.is_first_observed else Sort.ORDER
 
 
 def is_claimed(fact: Fact) -> bool:

@@ -131,8 +131,13 @@ def ends_others(reason: Item, effect: Item) -> bool:
         if is_of_others and reason.kind is not FactKind.SCHEDULER_END:
             return sooner(reason, effect)
         return not_later(reason, effect) and not_after(reason, effect)
+    if reason.is_first and effect.is_first:  # by their launchers, whose lines have no order
+        return reason.when.is_before(effect.when)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
-    return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect)
+    if mine == its:
+        return sooner(reason, effect)
+    is_told_later = reason.who.node is None and not not_after(reason, effect)  # by a shell; srun has no order
+    return mine < its and not_later(reason, effect) and not is_told_later
 
 
 def may_end_it(reason: Item, effect: Item) -> bool:

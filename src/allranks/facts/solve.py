@@ -3,7 +3,7 @@
     story = solve(facts, world=8)
     story.roots[0]          what broke first, who is to be named, and how sure that is
 
-One attempt at a time, the last one that tells of an end first. In an attempt:
+One attempt at a time: the last one that tells of an end, or of steps. In an attempt:
 
 1. What a process survived is a warning (survived.py).
 2. A process explains itself: what it raised explains its exit code, its first wait what it reports later (own.py).
@@ -33,7 +33,7 @@ _ANY = "any group"
 
 
 def solve(facts: Sequence[Fact], *, world: int | None = None) -> Story:
-    """Return what happened in the last attempt that tells of an end.
+    """Return what happened in the last attempt that tells of an end, or of steps.
 
     Args:
         facts: of all attempts, in any order, after identity: one process is described by one `Who`.
@@ -45,7 +45,10 @@ def solve(facts: Sequence[Fact], *, world: int | None = None) -> Story:
     story = Story(StoryEnd.NOTHING_KNOWN)
     for attempt in sorted(by_attempt, reverse=True):
         told = _solve_attempt(by_attempt[attempt], world)
-        if told.outcome is not StoryEnd.NOTHING_KNOWN:
+        above = {fact.place.source for fact in facts if fact.attempt < attempt and fact.places}
+        steps = (fact for fact in by_attempt[attempt] if fact.kind is FactKind.STEP)
+        makes_steps = any(fact.place.source in above for fact in steps)  # other files may not tell attempts
+        if told.outcome is not StoryEnd.NOTHING_KNOWN or makes_steps:
             return told
         story = story if story.roots else told
     return story

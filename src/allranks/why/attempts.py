@@ -11,11 +11,12 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Place, Said, When
+from allranks.why.appended import find_further_runs
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.step_lines import NUMBER, is_of_training
@@ -39,6 +40,8 @@ class Attempts:
         """By file and node; of no node: where the first of its nodes began."""
         self._starts: list[When] = []
         """The earliest that is known of each further start of the job."""
+        self._runs: defaultdict[str, list[int]] = defaultdict(list)
+        """By file: where another run was appended that tells nothing at its start."""
         self._unsure: dict[str, int] = {}
         """By file: the last line of what may be a further start."""
         told = self._read_launchers()
@@ -49,6 +52,8 @@ class Attempts:
         for shown, events in marks.items():
             if shown not in told and any(event.kind not in _STARTS for event in events):  # nothing begins again unended
                 self._read_file(shown, events, [line for line in lines.get(shown, ()) if is_of_training(line.text)])
+        runs = find_further_runs(logs, told)
+        self._add_runs(line for line in runs if line.source.shown in told or not self._has_begun(line))
 
     def doubt(self, places: Sequence[Place]) -> str | None:
         """Return why what these lines show may be of another start than the last; None: nothing says so."""
@@ -60,11 +65,25 @@ class Attempts:
         if line.source.attempt is not None:
             return line.source.attempt
         shown = line.source.shown
-        if self._starts and (shown, None) not in self._begun:
+        if self._starts and not self._has_begun(line) and shown not in self._runs:
             when = self._times.of(line)
             return sum(not when.is_before(start) for start in self._starts)
         begun = self._begun.get((shown, line.node), self._begun.get((shown, None), ()))
-        return bisect_right(begun, line.number)
+        return bisect_right(begun, line.number) + bisect_right(self._runs.get(shown, ()), line.number)
+
+    def _has_begun(self, line: Line) -> bool:
+        """Whether its file tells that the job begins again."""
+        return (line.source.shown, None) in self._begun
+
+    def _add_runs(self, firsts: Iterable[Line]) -> None:
+        """Note where further runs begin; in several files the same ones do."""
+        starts: list[When] = []
+        for line in firsts:
+            own = self._runs[line.source.shown]
+            _date(starts, len(own), self._times.of(line))
+            own.append(line.number)
+            self._unsure.pop(line.source.shown, None)
+        self._starts += starts
 
     def _read_launchers(self) -> set[str]:
         """Note the starts of which launchers tell, and return the files in which they do."""
@@ -184,11 +203,15 @@ class Attempts:
         whole = self._begun.setdefault((shown, None), [])
         if len(begun) > len(whole):
             whole.append(line.number)
-        attempt = len(begun) - 1
-        if attempt == len(self._starts):
-            self._starts.append(when)
-        elif when.is_before(self._starts[attempt]):
-            self._starts[attempt] = when
+        _date(self._starts, len(begun) - 1, when)
+
+
+def _date(starts: list[When], index: int, when: When) -> None:
+    """Note the earliest that is known of a start."""
+    if index == len(starts):
+        starts.append(when)
+    elif when.is_before(starts[index]):
+        starts[index] = when
 
 
 def _find_fall(steps: Sequence[Line], end: int, repeated: int) -> int | None:

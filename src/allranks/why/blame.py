@@ -32,14 +32,15 @@ from allranks.why.other_jobs import leave_out_strangers
 from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals
 from allranks.why.readings.dials import read_dials
-from allranks.why.readings.ends import read_ends, read_summaries
+from allranks.why.readings.ends import read_ends
 from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
 from allranks.why.readings.progress import read_laggard, read_restarts, read_steps
 from allranks.why.readings.silence import conclude_silence, find_words
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
-from allranks.why.step_lines import EPOCH, is_of_training
+from allranks.why.step_lines import EPOCH, MIN_STEPS, is_of_training
 from allranks.why.stops import read_stops
+from allranks.why.summaries import read_summaries
 from allranks.why.unite import leave_out_refined, unite
 
 READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
@@ -98,14 +99,14 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
         notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
-    silence = list(conclude_silence(logs, reader.people, found))
+    ended = (fact for fact in facts if fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(fact.cause).traits)
+    is_ended = any(fact.attempt >= story.attempt for fact in ended)
+    silence = list(conclude_silence(logs, reader.people, found, is_ended=is_ended))
     names = {conclusion.cause.name for conclusion in silence}
     return [*silence, *(conclusion for conclusion in found if conclusion.cause.name not in names)], story
 
 
 _NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))
-MIN_STEPS = 3
-"""A batch script may say `Step 1: data` itself."""
 
 
 def _find_overcome(facts: Sequence[Fact], logs: Logs) -> list[Fact]:
@@ -247,9 +248,9 @@ def _culprit_of(root: Root) -> Culprit:
 
 def _notes(first: Root, cause: Cause, others: Sequence[Root]) -> Iterator[str]:
     for root in others:
-        who = _culprit_of(root).words()
-        if root is not first and (who or root.fact.told != first.fact.told):  # else it tells nothing more
-            yield f"also by itself: {who or 'a process'}, {root.fact.told}"
+        words = _culprit_of(root).words()
+        if root is not first and (words or root.fact.told != first.fact.told):  # else it tells nothing more
+            yield f"also by itself: {words or 'a process'}, {root.fact.told}"
     labels = dict.fromkeys(find_cause(name).label for name in first.fact.alternatives)
     names = [label for label in labels if label != cause.label][:MAX_ALTERNATIVES]
     if names and first.confidence is not Confidence.CERTAIN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
@@ -12,6 +13,11 @@ from allranks.model.finding import Confidence
 
 _SUFFERED = frozenset((FactKind.WAITED, FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.LAUNCHER_KILL))
 """Facts of which `who` is a victim."""
+
+_NO_NAME = re.compile(
+    r"(?i)<.+>|[*x]+(?:\.[*x]+)*|host(?:[_-]?name)?|ip(?:[_-]addr(?:ess)?)?|localhost|n/?a|node|none|null|unknown"
+)
+"""What stands where a program knew no name, or a person hid it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +69,7 @@ def describe(who: Who, *, with_process: bool = False) -> Culprit:
     if address and not is_host:
         things.append(f"address {address}")
     names = (who.node, who.pod, address if is_host else None)  # a peer may be named as its host is
-    nodes = dict.fromkeys(name for name in names if name)
+    nodes = dict.fromkeys(name for name in names if name and not _NO_NAME.fullmatch(name))
     return Culprit(nodes=tuple(nodes), ranks=() if who.rank is None else (who.rank,), things=tuple(things))
 
 

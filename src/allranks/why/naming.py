@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from signal import SIGABRT, SIGTERM
 from typing import TypeVar
 
@@ -22,9 +24,9 @@ from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import FEW, People, missing_of, named, parse_ranks
-from allranks.why.readings.ends import read_summaries
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
+from allranks.why.summaries import read_summaries
 
 _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
 """In the formats of argparse and of torchrun's summary."""
@@ -75,8 +77,8 @@ def name_somebody(
             confidence = confidence.at_most(Confidence.LIKELY)  # it is a guess
     culprit = _add_place(conclusion, culprit, logs)
     ranks = culprit.ranks if len(culprit.ranks) <= MAX_THINGS and not culprit.nodes else ()
-    nodes = [node for rank in ranks if (node := people.know(Who(rank=rank)).node)]
-    culprit = Culprit(nodes=tuple(nodes)) | culprit
+    there = (describe(Who(node=people.know(Who(rank=rank)).node)) for rank in ranks)
+    culprit = reduce(or_, there, Culprit()) | culprit
     victims = conclusion.victims.difference(culprit.ranks)
     return replace(conclusion, culprit=culprit, confidence=confidence, victims=victims)
 
@@ -179,7 +181,10 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
 
 # --- Names in passing -------------------------------------------------------------------------------------------------
 
-_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal| got signal)")
+_PROCESS = re.compile(
+    r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b"
+    r"(?! closing signal| got signal| via signal| terminated with)"
+)
 """But not a process that somebody ends: that one still ran."""
 _RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
 _LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")
@@ -200,8 +205,8 @@ _GPUS = (
 )
 _GOES_ON_LINES = 2
 """A terminal, or its writer, cut a sentence."""
-_FOR_ALL = ":log_dist]"
-"""DeepSpeed's function also for what rank 0 reports for the others."""
+_FOR_ALL = re.compile(r":log_dist\]|torch/multiprocessing/spawn\.py:[0-9]+\]")
+"""DeepSpeed's function also for what rank 0 reports for the others; the parent of mp.spawn."""
 
 
 def _overhear(conclusion: Conclusion, lines: Sequence[Line], parents: Collection[int | None]) -> Culprit:
@@ -239,7 +244,7 @@ def _only(things: Collection[T]) -> tuple[T, ...]:
 
 def _find_writer(lines: Sequence[Line], parents: Collection[int | None], *, is_gpu: bool) -> Culprit:
     """Return the only writer; empty if there are several, or if it writes for all ranks."""
-    lines = [line for line in lines if _FOR_ALL not in line.text]
+    lines = [line for line in lines if not _FOR_ALL.search(line.text)]
     texts = [line.text for line in lines]
     ranks = {line.rank for line in lines if line.rank is not None}
     local_ranks = {line.local_rank for line in lines if line.local_rank is not None}

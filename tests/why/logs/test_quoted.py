@@ -134,3 +134,24 @@ def test_another_writer_does_not_end_a_traceback(read: Read) -> None:
     lines = ("[rank2]: Traceback (most recent call last):", f"[rank2]: {FRAME[:-1]}", "[rank1]: Stopped: a", "Done: b")
     (event,) = read("\n".join((*lines, "[rank2]: EmptyShard: c"))).of("exception")
     assert (event.line.rank, event.line.number, event.values["text"]) == (2, 5, "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for fc.weight: [4, 5].\n",
+            "Error(s) in loading state_dict for Net: size mismatch for fc.weight: [4, 5].",
+        ),
+        (
+            "pydantic_core.ValidationError: 1 validation error for Config\nlr\n  Input should be a number\n    See\n",
+            "1 validation error for Config lr Input should be a number",
+        ),
+        ("AssertionError: \n\n sizes differ\nTraceback (most recent call last):\n", "sizes differ"),
+        ("ValueError: unknown keys:\nW1130 04:41:11.610000 14185 torch/run.py:1] x\n", "unknown keys:"),
+        ("KeyError: 'lr'\n  more\n", "'lr'"),
+    ],
+)
+def test_an_exception_is_told_with_its_reason(read: Read, text: str, told: str) -> None:
+    log = "".join(f"[rank1]: {line}\n[rank0]: another\n" for line in text.splitlines())
+    assert [event.values["text"] for event in read(log).of("exception")] == [told]

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+import msgspec
+
 from allranks.causes.book import all_marks
 from allranks.host.signals import die_with_parent
 from allranks.why.logs.line import Line, read_line
@@ -23,7 +25,7 @@ from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_eve
 from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
 from allranks.why.logs.printed import KIND, MAX_BYTES, MAX_KEPT, Printed, read_printed
-from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_exception, writer_of
+from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_below, read_exception, writer_of
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
@@ -229,6 +231,9 @@ def _read_evidence(
         return []
     elif events[0].sign is not None and is_code(line.text):  # signs stand before marks
         return [event for event in events if event.sign is None]
+    elif events[-1].kind == "exception" and (below := read_below(line, hit, chunk)):
+        text = f"{events[-1].values.get('text', '')} {below}".strip()
+        events[-1] = msgspec.structs.replace(events[-1], values={**events[-1].values, "text": text})
     return events
 
 

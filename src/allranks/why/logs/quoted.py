@@ -20,6 +20,11 @@ MAX_BETWEEN = 16 << 10
 """Bytes that are read for a line of code: from the last one on, or from its frame."""
 MAX_AHEAD = 16
 """Number of lines after a frame in which its traceback may end."""
+MAX_BELOW = 2
+"""Number of further lines of an exception's message that are told."""
+_NO_REASON = re.compile(r":$|\bvalidation errors? for \w+$")
+_NO_MESSAGE = re.compile(r"Traceback |During handling |The above |={4}|-{4}|\[")
+"""How a line begins that is no part of a message."""
 _ENDS_TRACEBACK = re.compile(
     r"(?P<type>(?:[A-Za-z_]\w*\.)*(?!Exception(?:: ?)?$)[A-Z]\w*[a-z]\w*)"  # no bare "Exception:" of an older mp.spawn
     r"(?:: ?(?P<text>.*))?$"
@@ -99,6 +104,27 @@ def find_end(line: Line, hit: Hit, chunk: Chunk) -> Line | None:
         if writer_of(other) == writer_of(line):
             return other
     return None
+
+
+def read_below(line: Line, hit: Hit, chunk: Chunk) -> str:
+    """Return what says the reason, where the first line of an exception does not: one line below, or two.
+
+    `Error(s) in loading state_dict for Net:` stands above `size mismatch for fc.weight: ...`.
+    """
+    if not _NO_REASON.search(line.text):
+        return ""
+    words: list[str] = []
+    stop = hit.begin + len(hit.raw)
+    for raw in chunk.data[stop : stop + MAX_BETWEEN].split(b"\n", MAX_AHEAD)[1:MAX_AHEAD]:
+        other = read_line(raw.rstrip(b"\r"), line.source, line.number)
+        if not other.text.strip() or writer_of(other) != writer_of(line):
+            continue
+        is_headed = other.time is not None and line.time is None  # by a logger
+        is_other = is_headed or _NO_MESSAGE.match(other.text) or (words and not other.text[:1].isspace())
+        if is_other or len(words) == MAX_BELOW:
+            break
+        words.append(other.text.strip())
+    return " ".join(words)
 
 
 def read_exception(text: str, named: re.Pattern[str]) -> dict[str, str] | None:

@@ -8,50 +8,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from signal import SIGABRT, SIGKILL, SIGTERM
-from typing import Any, NamedTuple
-
-from msgspec.structs import replace
+from typing import Any
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Fact, FactKind, Said, Who
 from allranks.model.finding import Confidence
 from allranks.why.facts_of_lines import FactReader, HowEnded, read_ending
 from allranks.why.logs.line import Line
-from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.logs.log_events import LogEvent
 from allranks.why.people import named
+from allranks.why.summaries import SummaryEntry, read_summaries
 
 MAX_GAP = 64
 """Largest distance of the pids of one agent's workers: they are started one after the other."""
 PATIENCE_S = 20.0
 """A SIGKILL this long after the first failure is the agent's own: it waits 30 s for workers that ignore its SIGTERM."""
+LOOK_S = 1.0
+"""torchrun looks at all workers every 0.1 s, and tells of those that ended meanwhile in the order of their ranks."""
 _OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
-
-
-class SummaryEntry(NamedTuple):
-    """One worker of torchrun's summary."""
-
-    event: LogEvent
-    """With what all of its lines say."""
-    when: Line
-    """The line with the time of its end."""
-    is_first: bool = False
-    """torchrun saw it before the others of its node."""
-
-
-def read_summaries(logs: Logs) -> list[SummaryEntry]:
-    """Return the workers of torchrun's summaries, in their order."""
-    ends: list[SummaryEntry] = []
-    is_first = False
-    for event in logs.of("failures", "failure-time", "failure-host", "failure-rank", "failure-code"):
-        if event.kind == "failures":
-            is_first = True
-        elif event.kind == "failure-time" or not ends or ends[-1].event.line.source != event.line.source:
-            ends.append(SummaryEntry(event, event.line, is_first))
-            is_first = False
-        else:
-            told = replace(event, values={**ends[-1].event.values, **event.values})
-            ends[-1] = ends[-1]._replace(event=told)
-    return [end for end in ends if "code" in end.event.values]
 
 
 def read_ends(reader: FactReader) -> Iterator[Fact]:
@@ -86,7 +60,8 @@ def _of_summaries(reader: FactReader, summaries: list[SummaryEntry]) -> Iterator
         how, began = read_ending(None, end.event.values), first.when.time
         lag_s = 0.0 if began is None or end.when.time is None else end.when.time - began
         is_late = how.signal == 9 and read_ending(None, first.event.values).signal is None and lag_s >= PATIENCE_S
-        about: dict[str, Any] = {"is_first_observed": end.is_first, "when": reader.times.of(end.when)}
+        is_at_once = how == read_ending(None, first.event.values) and how.signal is None and lag_s <= LOOK_S
+        about: dict[str, Any] = {"is_first_observed": end.is_first or is_at_once, "when": reader.times.of(end.when)}
         yield _ended(reader, end.event.line, end.event.who, how, is_kill=is_late, **about)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from itertools import takewhile
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Trait
 from allranks.facts.fact import Who
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe
@@ -93,12 +92,17 @@ _WORDS = (
 too. Without a message, the line itself is told. Order matters: the surest first."""
 
 
-def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
-    """Return healthy or silent-hang, if no line reports a failure."""
+def conclude_silence(
+    logs: Logs, people: People, found: Sequence[Conclusion], *, is_ended: bool
+) -> Iterator[Conclusion]:
+    """Return healthy or silent-hang, if no line reports a failure.
+
+    Args:
+        is_ended: somebody ended the last start of the job.
+    """
     lines = [line for tail in logs.tails for line in tail.lines]
     finished = [event.line for event in logs.of("healthy")]
-    outside = any(Trait.ENDS_FROM_OUTSIDE in conclusion.cause.traits for conclusion in found)
-    if not lines or (outside and not finished) or any(conclusion.is_failure for conclusion in found):
+    if not lines or (is_ended and not finished) or any(conclusion.is_failure for conclusion in found):
         return
     goes = [line for line in lines if _goes_on(line)]
     if not finished and (hang := _stops(logs, lines, goes) or _says(people, lines, goes)):

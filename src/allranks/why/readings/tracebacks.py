@@ -20,7 +20,8 @@ from allranks.model.raised import is_wrapper
 from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.readings.ends import SummaryEntry, read_summaries
+from allranks.why.readings.progress import find_last_steps
+from allranks.why.summaries import SummaryEntry, read_summaries
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
@@ -151,22 +152,20 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     """
     tracebacks = read_tracebacks(reader.logs)
     entries = read_summaries(reader.logs)
-    last = {
-        (_name_process(one.line, entries), reader.attempt_of(one.line)): one
-        for one in tracebacks
-        if one.frames and reader.may_end(one.line)
-    }
+    ends = (one for one in tracebacks if one.frames and reader.may_end(one.line))
+    last = {_name_process(one.line, entries, reader): one for one in ends}
     is_only_begun = len(tracebacks) == 1 and not tracebacks[0].frames  # or its frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
+    steps = find_last_steps(reader.logs) if own else {}
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
         if by_writer and not traceback.kind:
             continue
         line, entry = traceback.line, _find_entry(traceback.line, entries)
         who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
-        same = by_writer.setdefault(_name_process(line, entries), [])
+        same = by_writer.setdefault(process := _name_process(line, entries, reader), [])
         is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process
         if same and (not is_again or len(same) == MAX_RAISED):
             continue
@@ -175,11 +174,12 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         frame = known.user_frame or (known.frames[-1] if known.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
-        final = last.get((_name_process(line, entries), reader.attempt_of(line)), traceback)
+        final = last.get(process, traceback)
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
         is_told = is_told and not known.is_of_communication
-        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not is_caught
+        has_gone_on = not known.frames and line.number < steps.get(line.source.shown, 0)  # a logger wrote it
+        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
         yield reader.state(
@@ -193,7 +193,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             alternatives=() if is_sure else cause.also,
             told=(f"{where}: " if where else "") + text[:300],
             is_generic=not known.is_known or not reader.may_end(line),
-            is_fatal=reader.may_end(line),
+            is_fatal=reader.may_end(line) and not has_gone_on,
             things=(where,) if where else (),
         )
 
@@ -205,10 +205,10 @@ def _find_entry(line: Line, entries: Sequence[SummaryEntry]) -> SummaryEntry | N
     return max(above, key=lambda entry: entry.when.number, default=None)
 
 
-def _name_process(line: Line, entries: Sequence[SummaryEntry]) -> object:
+def _name_process(line: Line, entries: Sequence[SummaryEntry], reader: FactReader) -> object:
     """Return what tells the processes of exceptions apart."""
     entry = _find_entry(line, entries)
-    return line.writer, entry.when.number if entry else 0
+    return line.writer, entry.when.number if entry else 0, reader.attempt_of(line)
 
 
 def _is_explained(line: Line, stated: _Stated) -> bool:

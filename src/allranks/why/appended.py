@@ -1,0 +1,136 @@
+"""Where in a file does the output of another run begin, which was appended to it? Pure.
+
+    torchrun train.py >> train.log 2>&1       today, and again tomorrow
+
+Below torchrun's summary no worker of its node is left: a second one for the same rank, of another process, is another
+run's, and so are steps, if only one node writes there. An agent that tells of a failed worker, and gives no summary,
+has started its workers again, which it logs at level INFO only. Without a launcher, an exception that nobody caught is
+a process's last word: another one below is the next process's, and so are steps that begin anew.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Container, Iterator, Mapping
+from itertools import chain, zip_longest
+
+import msgspec
+
+from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs, Tail
+from allranks.why.step_lines import MIN_STEPS, NUMBER, is_of_training
+from allranks.why.summaries import read_summaries
+
+_OF_LAUNCHERS = (
+    "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
+    "srun", "task-end",
+)  # fmt: skip
+_SIGNALED = re.compile(r"SignalException: Process (\d{1,9}) got signal")
+"""How torchrun's agent ends if it is told to."""
+_OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
+"""The function in which a traceback begins that nobody caught."""
+
+
+class _End(msgspec.Struct, frozen=True):
+    """How a run ended."""
+
+    line: Line
+    """Its last one that is known."""
+    pids: Mapping[str, str] = {}
+    """Of the workers that torchrun's summary names, by rank."""
+    hosts: frozenset[str] = frozenset()
+    agent: int | None = None
+    """Process of torchrun's agent that told it."""
+
+    def is_of_other_run(self, other: _End) -> bool:
+        """Whether an end below is another run's."""
+        if not self.pids:
+            return self.line.text != other.line.text if self.agent is None else self.agent == other.agent
+        return any(self.pids[rank] != other.pids[rank] for rank in self.pids.keys() & other.pids.keys())
+
+
+def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[Line]:
+    """Yield the first line of each further run, or start of the workers, file by file.
+
+    Args:
+        told: files in which the launcher tells that it starts its workers again.
+    """
+    ends = _read_summaries(logs, told) or _read_last_words(logs)
+    hosts = {host for own in ends.values() for end in own for host in end.hosts}
+    is_one_node = len(hosts) < 2 and not any(logs.of("task-end"))  # srun's lines of several nodes are mixed
+    tails = [tail for tail in logs.tails if tail.source.shown in ends]
+    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in chain((event.line for event in logs.events if ends), *(tail.lines for tail in tails)):
+        if not line.text.startswith("  "):  # as an exception in a summary is
+            lines[line.source.shown].append(line)
+    for tail in tails:
+        own, below = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
+        for end, following in zip_longest(own, own[1:]):
+            is_told = following is not None and end.is_of_other_run(following)
+            if is_told or (is_one_node and _makes_steps(tail, end, following)):
+                first = bisect_right(below, end.line.number, key=_number)
+                yield from below[first : first + 1]
+
+
+def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
+    """Return by file the ends that torchrun tells: summaries, failures before a restart, a signal."""
+    ends: defaultdict[str, list[_End]] = defaultdict(list)
+    failed = [event for event in logs.of("agent-failed") if event.line.pid is not None and "pid" in event.values]
+    agents = {event.values["pid"]: event for event in failed}
+    pids: dict[str, str] = {}
+    hosts: set[str] = set()
+    for entry in read_summaries(logs):
+        line, values = entry.event.line, entry.event.values
+        pids[values.get("rank", "")] = values["pid"]
+        hosts.add(values.get("node", ""))
+        if entry.is_first:
+            last = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
+            ends[line.source.shown].append(_End(line, pids, frozenset(hosts), *last[:1]))
+            pids, hosts = {}, set()
+    for event in agents.values():
+        if (shown := event.line.source.shown) not in told:
+            ends[shown].append(_End(event.line, agent=event.line.pid))
+    told_to_end = ((_SIGNALED.search(event.line.text), event.line) for event in logs.of("exception"))
+    for pid, line in {int(match[1]): line for match, line in told_to_end if match}.items():  # of each the last
+        ends[line.source.shown].append(_End(line, agent=pid))
+    return {shown: sorted(own, key=lambda end: end.line.number) for shown, own in ends.items()}
+
+
+def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
+    """Return the exceptions by which processes ended, where neither a launcher nor several ranks write."""
+    ends: defaultdict[str, list[_End]] = defaultdict(list)
+    if any(logs.of(*_OF_LAUNCHERS)) or any(event.is_loss or event.line.rank is not None for event in logs.events):
+        return ends
+    above, is_outermost = "", False
+    last = 0
+    for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
+        own = ends[event.line.source.shown]
+        match event.kind:
+            case "traceback" | "shortened":
+                is_outermost = "shortened" in {event.kind, above}  # Hydra leaves the script's own frame out
+            case "frame" if above == "traceback":
+                is_outermost |= event.values.get("function") in _OUTERMOST
+            case "exception" if is_outermost:
+                own.append(_End(event.line))
+                is_outermost = False
+            case "chained" if above == "exception" and own and own[-1].line.number == last:
+                own.pop()
+        above, last = event.kind, event.line.number
+    return ends
+
+
+def _makes_steps(tail: Tail, end: _End, following: _End | None) -> bool:
+    """Whether a training runs below an end, and above the next one; without a launcher, if it begins anew."""
+    steps = [line for line in tail.lines if is_of_training(line.text)]
+    last = following.line.number if following is not None else tail.num_lines + 1
+    below = [line for line in steps if end.line.number < line.number < last]
+    above = [match for line in steps if line.number < end.line.number and (match := NUMBER.search(line.text))]
+    first = NUMBER.search(below[0].text) if below else None
+    is_anew = not above or (first is not None and int(first[1]) <= int(above[-1][1]))
+    return len(below) >= MIN_STEPS and (end.agent is not None or bool(end.pids) or is_anew)
+
+
+def _number(line: Line) -> int:
+    return line.number
