@@ -156,7 +156,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         for one in tracebacks
         if one.frames and reader.may_end(one.line)
     }
-    is_only_begun = len(tracebacks) == 1 and not tracebacks[0].frames  # or its frames are another program's: IPython's
+    is_only_begun = not any(one.kind or one.frames for one in tracebacks)  # or frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
