@@ -43,7 +43,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     suffered = [item for item in items if item.sort is not Sort.PROGRESS]
     tops = [item for item in suffered if not item.causes]
     finished = [item for item in items if item.kind is FactKind.FINISHED]
-    ends = [item for item in items if item.sort is Sort.END and item.is_real]
+    ends = [item for item in items if item.sort is Sort.WAIT or (item.sort is Sort.END and item.is_real)]
     if any(sooner(earlier, end) for end in ends for earlier in finished[:FEW]):
         finished = []  # who said so was not the last one
     strong = [item for item in tops if _is_strong(item, finished)]
