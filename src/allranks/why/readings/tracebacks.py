@@ -26,7 +26,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
-_COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]")
+_COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]\w+\.py$")  # DTensor, FSDP and checkpoints are below
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
 _OF_COMMANDS = "CalledProcessError"
