@@ -169,7 +169,7 @@ def _is_of_one_agent(logs: Logs) -> bool:
     sources = {event.line.source for event in events}
     outputs = {_SUFFIX.sub("", source.shown) for source in sources if source.local_rank is None}
     folders = {_NUMBER.sub("", source.shown.rpartition("/")[0]) for source in sources if source.local_rank is not None}
-    agents = {event.line.pid for event in logs.of("agent-failed", "launcher-kills") if event.line.pid is not None}
+    agents = {event.line.pid for event in logs.of("agent-failed", "closing") if event.line.pid is not None}
     return max(len(outputs), len(folders), len(agents)) <= 1
 
 

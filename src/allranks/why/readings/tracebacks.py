@@ -162,7 +162,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
-        if by_writer and not traceback.kind:
+        if by_writer and not traceback.kind and not is_only_begun:
             continue
         line, entry = traceback.line, _find_entry(traceback.line, entries)
         who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
