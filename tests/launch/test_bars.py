@@ -22,6 +22,16 @@ WRITTEN = {
         ["* 33%|#  |", "[rank0]: Traceback (most recent call last):"],
         [],
     ),
+    "a traceback behind the first state of a bar": (
+        [b"\r  0%|   |Traceback (most recent call last):\n"],
+        ["  0%|   |", "Traceback (most recent call last):"],
+        [],
+    ),
+    "a traceback behind words": (
+        [b"\r 33%|#  |\rfailed: Traceback (most recent call last):\n"],
+        ["failed: Traceback (most recent call last):"],
+        [],
+    ),
     "a bar that leaves nothing": ([b"\r  0%|   |\r100%|###|\r          \r", b"done\n"], ["done"], []),
     "a line that takes the bar's place": ([b"\r 10%|#  |\r          \rnote\n\r 10%|#  |"], ["note"], [" 10%|#  |"]),
     "print with end=CR": ([b"step 1\r", b"step 2\r"], [], ["step 2"]),
@@ -94,6 +104,8 @@ def test_the_last_state_is_left_at_the_end():
     lines.feed(b"\r10%|#\r50%|###")
     assert lines.end() == [(b"50%|###", True)]
     assert lines.end() == []
+    lines.feed(b"\r10%|#\r50%|###Traceback (most recent call last):")
+    assert lines.end() == [(b"50%|###", True), (b"Traceback (most recent call last):", False)]
 
 
 @pytest.mark.parametrize(

@@ -124,3 +124,26 @@ def test_a_communicator_of_some_ranks_numbers_them_anew(read: Callable[[str], Lo
     line = "n1:{0}:{0} [0] NCCL INFO comm 0x5{0} rank {1} nranks {2} cudaDev 0 busId 1000 - Init COMPLETE\n"
     people = meet(read("".join(line.format(70 + rank, rank % size, size) for size in (4, 2) for rank in range(4))))
     assert [people.know(Who(node="n1", pid=70 + rank)).rank for rank in range(4)] == [0, 1, 2, 3]
+
+
+SUMMARY = """============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-30_05:10:02
+  host      : node-a
+  rank      : 3 (local_rank: 3)
+  exitcode  : -6 (pid: 4242)
+============================================================
+"""
+RAISED = 'Traceback (most recent call last):\n  File "/home/u/train.py", line 41, in main\nKeyError: 17\n'
+
+
+@pytest.mark.parametrize(("folders", "ranks"), [(("",), (3,)), (("x/", "y/"), ())])
+def test_only_in_one_folder_of_torchrun_is_a_local_rank_the_rank(
+    why: Why, folders: tuple[str, ...], ranks: tuple[int, ...]
+) -> None:
+    files = {f"{folder}attempt_0/3/stderr.log": "RuntimeError: Connection reset by peer\n" for folder in folders}
+    found = why({**files, "console.log": SUMMARY, f"{folders[-1]}attempt_0/3/stderr.log": RAISED})[0]
+    assert (found.cause.name, found.culprit.ranks) == ("user-code-error", ranks)

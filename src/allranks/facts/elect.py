@@ -44,6 +44,8 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     tops = [item for item in suffered if not item.causes]
     finished = [item for item in items if item.kind is FactKind.FINISHED]
     ends = [item for item in items if item.sort is Sort.END and item.is_real]
+    if all(item.fact.said is not Said.LAUNCHER for item in finished):  # the training was over, not yet the job
+        ends += [item for item in items if item.sort in {Sort.ABSENT, Sort.WAIT}]
     if any(sooner(earlier, end) for end in ends for earlier in finished[:FEW]):
         finished = []  # who said so was not the last one
     strong = [item for item in tops if _is_strong(item, finished)]

@@ -93,11 +93,14 @@ class _Row:
         if not self.is_redrawn:
             return [FinishedLine(self.text, is_redrawn=False)]
         text = self.text.rstrip()
-        behind = [found.group()] if (found := _BEHIND_BAR.search(text)) else []
-        text = text.removesuffix(b"".join(behind)).rstrip()
-        is_bar = bool(self.whole) and find_place([self.whole]).kind == find_place([text]).kind
+        found = _BEHIND_BAR.search(text)
+        text = text[: found.start()].rstrip() if found else text
+        place = find_place([text])
+        is_bar = bool(self.whole) and find_place([self.whole]).kind == place.kind
+        if found and not (is_bar or "%" in place.units):  # the user's own words before it, or none
+            return [FinishedLine(self.text.rstrip(), is_redrawn=False)]
         bar = [FinishedLine(text, is_redrawn=is_bar)] if text else []
-        return bar + [FinishedLine(line, is_redrawn=False) for line in behind]
+        return [*bar, FinishedLine(found.group(), is_redrawn=False)] if found else bar
 
 
 class TerminalLines:
@@ -178,7 +181,8 @@ class TerminalLines:
 
     def end(self) -> list[FinishedLine]:
         """Nothing more is written: return what is left."""
-        left = [ended._replace(is_redrawn=row.is_redrawn) for row in self._rows if row.text for ended in row.end()]
+        ended = [(row, line) for row in self._rows if row.text for line in row.end()]
+        left = [line._replace(is_redrawn=row.is_redrawn and not _BEHIND_BAR.search(line.text)) for row, line in ended]
         self._rows, self._at = [_Row()], 0
         return left
 

@@ -58,7 +58,8 @@ def name_somebody(
     own = [fact for fact in own if _may_be_its(fact, facts)]
     if own and not culprit.ranks and any(fact.kind in _OWN for fact in facts):
         first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
-        if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
+        is_told = first.is_first_observed and first.signal != SIGABRT  # of several that aborted, it is the lowest rank
+        if is_told or len({fact.who.rank for fact in own}) == 1:
             culprit |= describe(first.who, with_process=True)
             # Who aborted may have met the error of another one.
             confidence = confidence.at_most(Confidence.LIKELY if first.signal == SIGABRT else Confidence.CERTAIN)

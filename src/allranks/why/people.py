@@ -159,8 +159,18 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         people.rank_of_file = _find_file_ranks(logs)
     told = [*_by_prefix(logs, people), *ends, *_by_message(logs, largest)]
     told = [replace(who, node=aliases.get(who.node, who.node)) for who in told]
-    people.found = _index(told, is_one_node=len(people.nodes) <= 1)
+    people.found = _index(told, is_one_node=len(people.nodes) <= 1 and _is_of_one_agent(logs))
     return people
+
+
+def _is_of_one_agent(logs: Logs) -> bool:
+    """Whether one agent's output and one folder of its files name local ranks: those of two may be of two nodes."""
+    events = [event for event in logs.events if event.line.local_rank is not None or "local_rank" in event.values]
+    sources = {event.line.source for event in events}
+    outputs = {_SUFFIX.sub("", source.shown) for source in sources if source.local_rank is None}
+    folders = {_NUMBER.sub("", source.shown.rpartition("/")[0]) for source in sources if source.local_rank is not None}
+    agents = {event.line.pid for event in logs.of("agent-failed", "closing") if event.line.pid is not None}
+    return max(len(outputs), len(folders), len(agents)) <= 1
 
 
 def _find_nodes(logs: Logs) -> tuple[dict[str, None], dict[str | None, str]]:

@@ -30,8 +30,8 @@ _GOES_ON = re.compile(
 )
 _EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
 """Its text may have a command with `'--epochs', '180'` in it."""
-_BAR = re.compile(r"\b[0-9]{1,2}%\|[^|]{0,200}\| (\S{1,30}/\S{1,30}) \[")
-"""A bar of tqdm that has not come to its end."""
+_BAR = re.compile(r"\b[0-9]{1,3}%\|[^|]{0,200}\| (?!(\S{1,30})/\1 \[)(?P<at>\S{1,30}/\S{1,30}) \[")
+"""A bar of tqdm that has not come to its end; it rounds 9996/10000 to 100 %."""
 _COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b")
 """What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
@@ -117,7 +117,7 @@ def conclude_silence(
     yield _tell(
         "healthy",
         Confidence.CERTAIN if finished else sureness,
-        "these logs show no failure" + (f", and stop at {bar[1]}: if it hangs, allranks watch" if bar else ""),
+        "these logs show no failure" + (f", and stop at {bar['at']}: if it hangs, allranks watch" if bar else ""),
         "",
         finished[:1] or goes[-1:] or lines[-1:],
     )

@@ -27,7 +27,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
-_COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]")
+_COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]\w+\.py$")  # DTensor, FSDP and checkpoints are below
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
 _OF_COMMANDS = "CalledProcessError"
@@ -154,14 +154,14 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     entries = read_summaries(reader.logs)
     ends = (one for one in tracebacks if one.frames and reader.may_end(one.line))
     last = {_name_process(one.line, entries, reader): one for one in ends}
-    is_only_begun = len(tracebacks) == 1 and not tracebacks[0].frames  # or its frames are another program's: IPython's
+    is_only_begun = not any(one.kind or one.frames for one in tracebacks)  # or frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     steps = find_last_steps(reader.logs) if own else {}
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
-        if by_writer and not traceback.kind:
+        if by_writer and not traceback.kind and not is_only_begun:
             continue
         line, entry = traceback.line, _find_entry(traceback.line, entries)
         who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
