@@ -39,7 +39,7 @@ def told_to_end(pid: int) -> str:
 
 def runs(logs: Logs) -> list[str]:
     """Return the first lines of further runs."""
-    return [line.text for line in find_further_runs(logs, ())]
+    return [run.first.text for run in find_further_runs(logs, ())]
 
 
 def test_a_second_summary_of_one_rank_is_another_runs(read: Read) -> None:
@@ -87,6 +87,33 @@ def test_a_lone_script_that_fails_again_is_another_run(read: Read) -> None:
     first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
     assert runs(read(first + second)) == ["Traceback (most recent call last):"]
     assert runs(read(STEPS + first + STEPS + first)) == ["step 0 loss 3.0"]
+
+
+def test_steps_that_go_on_below_a_summary_are_no_other_run(read: Read) -> None:
+    assert runs(read(STEPS + summary(1, 14205) + STEPS.replace("step ", "step 1"))) == []
+
+
+def test_another_script_that_fails_is_another_part_of_the_job(read: Read) -> None:
+    assert runs(read(summary(1, 14205) + summary(1, 15012).replace("train.py", "eval.py"))) == []
+    first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
+    assert runs(read(first + second.replace("train.py", "eval.py"))) == []
+
+
+def test_exceptions_one_below_the_other_may_be_two_ranks(read: Read) -> None:
+    first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
+    assert [run.is_sure for run in find_further_runs(read(first + second), ())] == [False]
+    assert [run.is_sure for run in find_further_runs(read(first + STEPS + second), ())] == [False]
+    assert [run.is_sure for run in find_further_runs(read(STEPS + first + STEPS + second), ())] == [True]
+
+
+def test_where_a_line_tells_of_ranks_exceptions_are_not_one_after_the_other(read: Read) -> None:
+    first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
+    told = "[W1130 04:41:11.1 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT been destroyed\n"
+    assert runs(read(first + second + told)) == []
+
+
+def test_steps_below_a_lone_exception_may_have_been_buffered(read: Read) -> None:
+    assert runs(read(CRASH.format(error="KeyError: 'tokens'") + STEPS)) == []
 
 
 def test_steps_that_go_on_below_an_exception_are_no_other_run(read: Read) -> None:
