@@ -93,6 +93,10 @@ def test_steps_that_go_on_below_a_summary_are_no_other_run(read: Read) -> None:
     assert runs(read(STEPS + summary(1, 14205) + STEPS.replace("step ", "step 1"))) == []
 
 
+def test_steps_of_an_epilog_are_no_other_run(read: Read) -> None:
+    assert runs(read(STEPS + summary(1, 14205) + "step 1: logs\nstep 2: upload\nstep 3: done\n")) == []
+
+
 def test_another_script_that_fails_is_another_part_of_the_job(read: Read) -> None:
     assert runs(read(summary(1, 14205) + summary(1, 15012).replace("train.py", "eval.py"))) == []
     first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
@@ -114,6 +118,10 @@ def test_where_a_line_tells_of_ranks_exceptions_are_not_one_after_the_other(read
 
 def test_steps_below_a_lone_exception_may_have_been_buffered(read: Read) -> None:
     assert runs(read(CRASH.format(error="KeyError: 'tokens'") + STEPS)) == []
+
+
+def test_more_steps_below_a_lone_exception_than_it_buffers_are_another_runs(read: Read) -> None:
+    assert runs(read(CRASH.format(error="KeyError: 'tokens'") + STEPS * 300)) != []
 
 
 def test_steps_that_go_on_below_an_exception_are_no_other_run(read: Read) -> None:

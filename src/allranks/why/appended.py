@@ -33,6 +33,7 @@ _SIGNALED = re.compile(r"SignalException: Process (\d{1,9}) got signal")
 """How torchrun's agent ends if it is told to."""
 _OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
 """The function in which a traceback begins that nobody caught."""
+_NO_WORDS = re.compile(r"[^A-Za-z]+")
 _SEVERAL = re.compile(
     r"(?i)(?<![a-z])(?:ranks?|local_rank|world[ _]size|ddp|fsdp|deepspeed|horovod|gloo|mpi(?:run|exec)?)(?![a-z])"
     r"|nccl|process ?groups?|torch[/.]distributed|APPLICATION PROCESSES"
@@ -93,8 +94,7 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
     for tail in tails:
         own, below = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
         for end, following in zip_longest(own, own[1:]):
-            trains, is_anew = _find_training(tail, end, following)
-            is_anew &= is_one_node
+            trains, is_anew = _find_training(tail, end, following) if is_one_node else (False, False)
             is_told = following is not None and (end.is_of_other_run(following) or (end.is_lone and trains))
             if (is_told or is_anew) and not (end.is_lone and any(_SEVERAL.search(line.text) for line in below)):
                 first = bisect_right(below, end.line.number, key=_number)
@@ -154,16 +154,22 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
 def _find_training(tail: Tail, end: _End, following: _End | None) -> tuple[bool, bool]:
     """Return whether a training runs below an end, and above the next one, and whether it begins anew there.
 
-    What goes on may be another rank's, or job's; a lone process prints what it had buffered below its last word.
+    What goes on may be another rank's, or job's, and steps in other words an epilog's; a lone process prints what it
+    had buffered below its last word: some kilobytes, as a tail has.
     """
     steps = [line for line in tail.lines if is_of_training(line.text)]
     last = following.line.number if following is not None else tail.num_lines + 1
     below = [line for line in steps if end.line.number < line.number < last]
     if len(below) < MIN_STEPS:
         return False, False
-    above = [match for line in steps if line.number < end.line.number and (match := NUMBER.search(line.text))]
-    first = NUMBER.search(below[0].text)
-    return True, int(first[1]) <= int(above[-1][1]) if above and first is not None else not end.is_lone
+    above = {_NO_WORDS.sub("", line.text): NUMBER.search(line.text) for line in steps if line.number < end.line.number}
+    if not above:
+        return True, not end.is_lone or tail.lines[0].number > end.line.number
+    alike = [line.text for line in below if _NO_WORDS.sub("", line.text) in above]
+    if len(alike) < MIN_STEPS:
+        return True, False
+    first, before = NUMBER.search(alike[0]), above[_NO_WORDS.sub("", alike[0])]
+    return True, not end.is_lone if first is None or before is None else int(first[1]) <= int(before[1])
 
 
 def _number(line: Line) -> int:
