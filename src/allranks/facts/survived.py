@@ -87,10 +87,6 @@ class _Attempt:
         self._stopped = next(orders, None)
         self._has_kill = any(item.fact.signal == SIGKILL and item.sort is Sort.END for item in items)
         """Whether a process got SIGKILL, and nobody says why."""
-        fatal = (item for item in items if item.kind is FactKind.RAISED and item.fact.is_fatal)
-        self._last_fatal = {
-            item.place.source: item.place.line for item in sorted(fatal, key=lambda item: item.place.line)
-        }
 
     def has_survived(self, item: Item) -> bool:
         """Whether its process, or the job, certainly went on afterwards."""
@@ -100,7 +96,7 @@ class _Attempt:
             own = [_JOB] if item.kind is FactKind.ENDED and is_outside(item) else []
         if any(later.is_by_time(whose, item) for whose in own):
             return True
-        below = own[:1] if self._is_last_word(item) else own
+        below = own[:1] if _is_last_word(item) else own
         if not self._may_stand_above_its_buffer(item) and any(later.is_by_line(whose, item) for whose in below):
             return True
         if item.kind is FactKind.ENDED and later.is_by_time("anybody", item, DAY_S):  # of an earlier run
@@ -123,10 +119,10 @@ class _Attempt:
         if item.fact.is_generic and may_live_on and self._has_kill:
             return True
         if not _may_be_caught(item) or item.fact.said is Said.INFERRED:
-            # Caught, and told in full; or its own or the others' buffers stand below it.
+            # Caught, and told in full; or its bar or the others' buffers stand below it.
             is_below = self._later.is_by_line("anybody", item)
             is_told = stopped is not None and (is_below or not item.fact.is_fatal)
-            return end is None and (is_told or (is_below and self._is_last_word(item)))
+            return end is None and (is_told or (is_below and _is_last_word(item)))
         is_aborted = end is not None and end.fact.signal == SIGABRT
         waits = [(sort, item.process) for sort in (Sort.WAIT, Sort.LOSS)[: 1 + is_aborted]]
         if any(self._later.is_by_time(wait, item) or self._later.is_by_line(wait, item) for wait in waits):
@@ -150,19 +146,19 @@ class _Attempt:
         """Whether what its process had printed before may stand below it: that comes when the process ends."""
         return item.kind is FactKind.RAISED and self._has_ended(item)
 
-    def _is_last_word(self, item: Item) -> bool:
-        """Whether it is the last exception of its file that nobody caught, and nobody names its process.
-
-        What that had printed may stand below: Python writes exceptions at once, and the rest when it ends.
-        """
-        if item.kind is not FactKind.RAISED or item.who or not item.fact.is_fatal:
-            return False
-        is_last = self._last_fatal[item.place.source] <= item.place.line
-        return is_last and item.fact.confidence is Confidence.CERTAIN
-
 
 def _may_be_caught(item: Item) -> bool:
     return not item.fact.is_generic and not item.fact.is_fatal
+
+
+def _is_last_word(item: Item) -> bool:
+    """Whether it is an exception that nobody caught, of a process that nobody names.
+
+    A progress bar is drawn once more when Python lets it go, which is below the exception that ended the loop. Where a
+    training stands below, that is another start's (why/appended.py).
+    """
+    is_uncaught = item.fact.is_fatal and item.fact.confidence is Confidence.CERTAIN
+    return item.kind is FactKind.RAISED and is_uncaught and not item.who
 
 
 def find_survived(items: Sequence[Item]) -> set[Item]:

@@ -94,12 +94,13 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
     for tail in tails:
         own, below = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
         for end, following in zip_longest(own, own[1:]):
-            trains, is_anew = _find_training(tail, end, following) if is_one_node else (False, False)
-            is_told = following is not None and (end.is_of_other_run(following) or (end.is_lone and trains))
-            if (is_told or is_anew) and not (end.is_lone and any(_SEVERAL.search(line.text) for line in below)):
+            begins = _begins_anew(tail, end, following) if is_one_node else None
+            is_told = following is not None and end.is_of_other_run(following)
+            is_further = is_told or begins or (end.is_lone and begins is not None)
+            if is_further and not (end.is_lone and any(_SEVERAL.search(line.text) for line in below)):
                 first = bisect_right(below, end.line.number, key=_number)
                 above = f"{end.script} failed" if end.pids else end.line.text.strip()[:300]
-                is_sure = is_anew or not end.is_lone
+                is_sure = begins is True or not end.is_lone
                 yield from (FurtherRun(line, above, is_sure) for line in below[first : first + 1])
 
 
@@ -151,25 +152,23 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
     return ends
 
 
-def _find_training(tail: Tail, end: _End, following: _End | None) -> tuple[bool, bool]:
-    """Return whether a training runs below an end, and above the next one, and whether it begins anew there.
+def _begins_anew(tail: Tail, end: _End, following: _End | None) -> bool | None:
+    """Return whether the training below an end, and above the next one, begins anew; None: there is none.
 
-    What goes on may be another rank's, or job's, and steps in other words an epilog's; a lone process prints what it
-    had buffered below its last word: some kilobytes, as a tail has.
+    What goes on may be another rank's, or job's, and steps in other words an epilog's. Below a lone process's last word
+    another rank may still make some, but not more than a tail has.
     """
     steps = [line for line in tail.lines if is_of_training(line.text)]
     last = following.line.number if following is not None else tail.num_lines + 1
-    below = [line for line in steps if end.line.number < line.number < last]
-    if len(below) < MIN_STEPS:
-        return False, False
     above = {_NO_WORDS.sub("", line.text): NUMBER.search(line.text) for line in steps if line.number < end.line.number}
-    if not above:
-        return True, not end.is_lone or tail.lines[0].number > end.line.number
-    alike = [line.text for line in below if _NO_WORDS.sub("", line.text) in above]
+    below = [line.text for line in steps if end.line.number < line.number < last]
+    alike = [text for text in below if not above or _NO_WORDS.sub("", text) in above]
     if len(alike) < MIN_STEPS:
-        return True, False
-    first, before = NUMBER.search(alike[0]), above[_NO_WORDS.sub("", alike[0])]
-    return True, not end.is_lone if first is None or before is None else int(first[1]) <= int(before[1])
+        return None
+    first, before = NUMBER.search(alike[0]), above.get(_NO_WORDS.sub("", alike[0]))
+    if first is not None and before is not None:
+        return int(first[1]) <= int(before[1])
+    return not end.is_lone or tail.lines[0].number > end.line.number
 
 
 def _number(line: Line) -> int:
