@@ -39,7 +39,7 @@ def told_to_end(pid: int) -> str:
 
 def runs(logs: Logs) -> list[str]:
     """Return the first lines of further runs."""
-    return [line.text for line in find_further_runs(logs, ())]
+    return [run.first.text for run in find_further_runs(logs, ())]
 
 
 def test_a_second_summary_of_one_rank_is_another_runs(read: Read) -> None:
@@ -56,6 +56,7 @@ def test_summaries_of_two_ranks_are_one_runs(read: Read) -> None:
 
 def test_steps_below_a_summary_are_another_runs(read: Read) -> None:
     assert runs(read(STEPS + summary(1, 14205) + STEPS)) == ["step 0 loss 3.0"]
+    assert runs(read(summary(1, 14205) + STEPS)) == ["step 0 loss 3.0"]
 
 
 def test_an_exception_in_a_summary_is_the_runs_above(read: Read) -> None:
@@ -89,8 +90,45 @@ def test_a_lone_script_that_fails_again_is_another_run(read: Read) -> None:
     assert runs(read(STEPS + first + STEPS + first)) == ["step 0 loss 3.0"]
 
 
-def test_steps_that_go_on_below_an_exception_are_no_other_run(read: Read) -> None:
-    assert runs(read(STEPS + CRASH.format(error="KeyError: 1") + STEPS.replace("step ", "step 1"))) == []
+def test_steps_that_go_on_below_a_summary_are_no_other_run(read: Read) -> None:
+    assert runs(read(STEPS + summary(1, 14205) + STEPS.replace("step ", "step 1"))) == []
+
+
+def test_steps_of_an_epilog_are_no_other_run(read: Read) -> None:
+    assert runs(read(STEPS + summary(1, 14205) + "step 1: logs\nstep 2: upload\nstep 3: done\n")) == []
+
+
+def test_another_script_that_fails_is_another_part_of_the_job(read: Read) -> None:
+    assert runs(read(summary(1, 14205) + summary(1, 15012).replace("train.py", "eval.py"))) == []
+    first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
+    assert runs(read(first + second.replace("train.py", "eval.py"))) == []
+
+
+def test_exceptions_one_below_the_other_may_be_two_ranks(read: Read) -> None:
+    first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
+    assert [run.is_sure for run in find_further_runs(read(first + second), ())] == [False]
+    assert [run.is_sure for run in find_further_runs(read(first + STEPS + second), ())] == [False]
+    assert [run.is_sure for run in find_further_runs(read(STEPS + first + STEPS + second), ())] == [True]
+
+
+def test_where_a_line_tells_of_ranks_exceptions_are_not_one_after_the_other(read: Read) -> None:
+    first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
+    told = "[W1130 04:41:11.1 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT been destroyed\n"
+    assert runs(read(first + second + told)) == []
+
+
+def test_steps_below_a_lone_exception_may_be_another_ranks(read: Read) -> None:
+    assert [run.is_sure for run in find_further_runs(read(CRASH.format(error="KeyError: 1") + STEPS), ())] == [False]
+
+
+def test_many_steps_below_a_lone_exception_are_another_runs(read: Read) -> None:
+    log = CRASH.format(error="KeyError: 1") + STEPS * 300
+    assert [run.is_sure for run in find_further_runs(read(log), ())] == [True]
+
+
+def test_steps_that_go_on_below_an_exception_may_be_another_run(read: Read) -> None:
+    log = STEPS + CRASH.format(error="KeyError: 1") + STEPS.replace("step ", "step 1")
+    assert [run.is_sure for run in find_further_runs(read(log), ())] == [False]
 
 
 def test_a_chain_of_exceptions_is_one_runs(read: Read) -> None:

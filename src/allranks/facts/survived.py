@@ -96,7 +96,8 @@ class _Attempt:
             own = [_JOB] if item.kind is FactKind.ENDED and is_outside(item) else []
         if any(later.is_by_time(whose, item) for whose in own):
             return True
-        if not self._may_stand_above_its_buffer(item) and any(later.is_by_line(whose, item) for whose in own):
+        below = own[:1] if _is_last_word(item) else own
+        if not self._may_stand_above_its_buffer(item) and any(later.is_by_line(whose, item) for whose in below):
             return True
         if item.kind is FactKind.ENDED and later.is_by_time("anybody", item, DAY_S):  # of an earlier run
             return True
@@ -118,9 +119,10 @@ class _Attempt:
         if item.fact.is_generic and may_live_on and self._has_kill:
             return True
         if not _may_be_caught(item) or item.fact.said is Said.INFERRED:
-            # Caught, and told in full; or the others' buffers stand below it.
-            is_told = not item.fact.is_fatal or self._later.is_by_line("anybody", item)
-            return end is None and stopped is not None and is_told
+            # Caught, and told in full; or its bar or the others' buffers stand below it.
+            is_below = self._later.is_by_line("anybody", item)
+            is_told = stopped is not None and (is_below or not item.fact.is_fatal)
+            return end is None and (is_told or (is_below and _is_last_word(item)))
         is_aborted = end is not None and end.fact.signal == SIGABRT
         waits = [(sort, item.process) for sort in (Sort.WAIT, Sort.LOSS)[: 1 + is_aborted]]
         if any(self._later.is_by_time(wait, item) or self._later.is_by_line(wait, item) for wait in waits):
@@ -147,6 +149,16 @@ class _Attempt:
 
 def _may_be_caught(item: Item) -> bool:
     return not item.fact.is_generic and not item.fact.is_fatal
+
+
+def _is_last_word(item: Item) -> bool:
+    """Whether it is an exception that nobody caught, of a process that nobody names.
+
+    A progress bar is drawn once more when Python lets it go, which is below the exception that ended the loop. Where a
+    training stands below, that is another start's (why/appended.py).
+    """
+    is_uncaught = item.fact.is_fatal and item.fact.confidence is Confidence.CERTAIN
+    return item.kind is FactKind.RAISED and is_uncaught and not item.who
 
 
 def find_survived(items: Sequence[Item]) -> set[Item]:

@@ -3,9 +3,10 @@
     torchrun train.py >> train.log 2>&1       today, and again tomorrow
 
 Below torchrun's summary no worker of its node is left: a second one for the same rank, of another process, is another
-run's, and so are steps, if only one node writes there. An agent that tells of a failed worker, and gives no summary,
-has started its workers again, which it logs at level INFO only. Without a launcher, an exception that nobody caught is
-a process's last word: another one below is the next process's, and so are steps that begin anew.
+run's, and so are steps that begin anew, if only one node writes there. An agent that tells of a failed worker, and
+gives no summary, has started its workers again, which it logs at level INFO only. Without a launcher, an exception that
+nobody caught is a process's last word: another one below is the next process's, and so are steps that begin anew, if
+none of the lines tells of several ranks. Another script that fails at once is another part of the same job.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping
 from itertools import chain, zip_longest
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,6 +33,22 @@ _SIGNALED = re.compile(r"SignalException: Process (\d{1,9}) got signal")
 """How torchrun's agent ends if it is told to."""
 _OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
 """The function in which a traceback begins that nobody caught."""
+_NO_WORDS = re.compile(r"[^A-Za-z]+")
+_SEVERAL = re.compile(
+    r"(?i)(?<![a-z])(?:ranks?|local_rank|world[ _]size|ddp|fsdp|deepspeed|horovod|gloo|mpi(?:run|exec)?)(?![a-z])"
+    r"|nccl|process ?groups?|torch[/.]distributed|APPLICATION PROCESSES"
+)
+"""A file with such a line may be of several ranks, of which none ends the others' run."""
+
+
+class FurtherRun(NamedTuple):
+    """A further run of a file."""
+
+    first: Line
+    above: str
+    """How the one above ended, in words."""
+    is_sure: bool
+    """Whether it is another one: no line names ranks, but two may write."""
 
 
 class _End(msgspec.Struct, frozen=True):
@@ -38,21 +56,29 @@ class _End(msgspec.Struct, frozen=True):
 
     line: Line
     """Its last one that is known."""
+    script: str | None = None
     pids: Mapping[str, str] = {}
     """Of the workers that torchrun's summary names, by rank."""
     hosts: frozenset[str] = frozenset()
     agent: int | None = None
     """Process of torchrun's agent that told it."""
 
+    @property
+    def is_lone(self) -> bool:
+        """Whether no launcher tells it."""
+        return not self.pids and self.agent is None
+
     def is_of_other_run(self, other: _End) -> bool:
         """Whether an end below is another run's."""
+        if None not in (self.script, other.script) and self.script != other.script:
+            return False
         if not self.pids:
-            return self.line.text != other.line.text if self.agent is None else self.agent == other.agent
+            return self.line.text != other.line.text if self.is_lone else self.agent == other.agent
         return any(self.pids[rank] != other.pids[rank] for rank in self.pids.keys() & other.pids.keys())
 
 
-def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[Line]:
-    """Yield the first line of each further run, or start of the workers, file by file.
+def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
+    """Yield each further run, or start of the workers, file by file.
 
     Args:
         told: files in which the launcher tells that it starts its workers again.
@@ -68,10 +94,14 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[Line]:
     for tail in tails:
         own, below = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
         for end, following in zip_longest(own, own[1:]):
+            begins = _begins_anew(tail, end, following) if is_one_node else None
             is_told = following is not None and end.is_of_other_run(following)
-            if is_told or (is_one_node and _makes_steps(tail, end, following)):
+            is_further = is_told or begins or (end.is_lone and begins is not None)
+            if is_further and not (end.is_lone and any(_SEVERAL.search(line.text) for line in below)):
                 first = bisect_right(below, end.line.number, key=_number)
-                yield from below[first : first + 1]
+                above = f"{end.script} failed" if end.pids else end.line.text.strip()[:300]
+                is_sure = begins is True or not end.is_lone
+                yield from (FurtherRun(line, above, is_sure) for line in below[first : first + 1])
 
 
 def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
@@ -87,7 +117,7 @@ def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]
         hosts.add(values.get("node", ""))
         if entry.is_first:
             last = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
-            ends[line.source.shown].append(_End(line, pids, frozenset(hosts), *last[:1]))
+            ends[line.source.shown].append(_End(line, entry.script, pids, frozenset(hosts), *last[:1]))
             pids, hosts = {}, set()
     for event in agents.values():
         if (shown := event.line.source.shown) not in told:
@@ -104,7 +134,7 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
     if any(logs.of(*_OF_LAUNCHERS)) or any(event.is_loss or event.line.rank is not None for event in logs.events):
         return ends
     above, is_outermost = "", False
-    last = 0
+    last, script = 0, None
     for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
         own = ends[event.line.source.shown]
         match event.kind:
@@ -112,8 +142,9 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
                 is_outermost = "shortened" in {event.kind, above}  # Hydra leaves the script's own frame out
             case "frame" if above == "traceback":
                 is_outermost |= event.values.get("function") in _OUTERMOST
+                script = event.values["file"]
             case "exception" if is_outermost:
-                own.append(_End(event.line))
+                own.append(_End(event.line, script))
                 is_outermost = False
             case "chained" if above == "exception" and own and own[-1].line.number == last:
                 own.pop()
@@ -121,15 +152,23 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
     return ends
 
 
-def _makes_steps(tail: Tail, end: _End, following: _End | None) -> bool:
-    """Whether a training runs below an end, and above the next one; without a launcher, if it begins anew."""
+def _begins_anew(tail: Tail, end: _End, following: _End | None) -> bool | None:
+    """Return whether the training below an end, and above the next one, begins anew; None: there is none.
+
+    What goes on may be another rank's, or job's, and steps in other words an epilog's. Below a lone process's last word
+    another rank may still make some, but not more than a tail has.
+    """
     steps = [line for line in tail.lines if is_of_training(line.text)]
     last = following.line.number if following is not None else tail.num_lines + 1
-    below = [line for line in steps if end.line.number < line.number < last]
-    above = [match for line in steps if line.number < end.line.number and (match := NUMBER.search(line.text))]
-    first = NUMBER.search(below[0].text) if below else None
-    is_anew = not above or (first is not None and int(first[1]) <= int(above[-1][1]))
-    return len(below) >= MIN_STEPS and (end.agent is not None or bool(end.pids) or is_anew)
+    above = {_NO_WORDS.sub("", line.text): NUMBER.search(line.text) for line in steps if line.number < end.line.number}
+    below = [line.text for line in steps if end.line.number < line.number < last]
+    alike = [text for text in below if not above or _NO_WORDS.sub("", text) in above]
+    if len(alike) < MIN_STEPS:
+        return None
+    first, before = NUMBER.search(alike[0]), above.get(_NO_WORDS.sub("", alike[0]))
+    if first is not None and before is not None:
+        return int(first[1]) <= int(before[1])
+    return not end.is_lone or tail.lines[0].number > end.line.number
 
 
 def _number(line: Line) -> int:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Place, Said, When
-from allranks.why.appended import find_further_runs
+from allranks.why.appended import FurtherRun, find_further_runs
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.step_lines import NUMBER, is_of_training
@@ -44,6 +44,7 @@ class Attempts:
         """By file: where another run was appended that tells nothing at its start."""
         self._unsure: dict[str, int] = {}
         """By file: the last line of what may be a further start."""
+        self._last_runs: dict[str, FurtherRun] = {}
         told = self._read_launchers()
         marks: defaultdict[str, list[LogEvent]] = defaultdict(list)
         for event in logs.of(*_STARTS, "failures", "task-end", Trait.ENDS_FROM_OUTSIDE):
@@ -53,12 +54,24 @@ class Attempts:
             if shown not in told and any(event.kind not in _STARTS for event in events):  # nothing begins again unended
                 self._read_file(shown, events, [line for line in lines.get(shown, ()) if is_of_training(line.text)])
         runs = find_further_runs(logs, told)
-        self._add_runs(line for line in runs if line.source.shown in told or not self._has_begun(line))
+        self._add_runs(run for run in runs if run.first.source.shown in told or not self._has_begun(run.first))
 
     def doubt(self, places: Sequence[Place]) -> str | None:
         """Return why what these lines show may be of another start than the last; None: nothing says so."""
-        is_above = any(place.line < self._unsure.get(place.source, 0) for place in places)
-        return "the job begins again below it: these may be logs of several starts" if is_above else None
+        if any(place.line < self._unsure.get(place.source, 0) for place in places):
+            return "the job begins again below it: these may be logs of several starts"
+        run = self._find_run(places)
+        if run is None or run.is_sure:
+            return None
+        return f"a process ended above it: {run.above}; if both are ranks of one job, begin there"
+
+    def tell_above(self, places: Sequence[Place]) -> str | None:
+        """Return how the run ended to whose output that of these lines was appended; None: there is none."""
+        run = self._find_run(places)
+        return f"an earlier run, or part, of the job ended above it: {run.above}" if run is not None else None
+
+    def _find_run(self, places: Sequence[Place]) -> FurtherRun | None:
+        return next((self._last_runs[place.source] for place in places if place.source in self._last_runs), None)
 
     def attempt_of(self, line: Line) -> int:
         """Return in which start of the job a line was written; where its file tells of none, the last that may be."""
@@ -75,11 +88,13 @@ class Attempts:
         """Whether its file tells that the job begins again."""
         return (line.source.shown, None) in self._begun
 
-    def _add_runs(self, firsts: Iterable[Line]) -> None:
+    def _add_runs(self, runs: Iterable[FurtherRun]) -> None:
         """Note where further runs begin; in several files the same ones do."""
         starts: list[When] = []
-        for line in firsts:
+        for run in runs:
+            line = run.first
             own = self._runs[line.source.shown]
+            self._last_runs[line.source.shown] = run
             _date(starts, len(own), self._times.of(line))
             own.append(line.number)
             self._unsure.pop(line.source.shown, None)

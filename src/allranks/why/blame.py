@@ -102,6 +102,11 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     ended = (fact for fact in facts if fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(fact.cause).traits)
     is_ended = any(fact.attempt >= story.attempt for fact in ended)
     silence = list(conclude_silence(logs, reader.people, found, is_ended=is_ended))
+    for index, conclusion in enumerate(silence):
+        above = reader.attempts.tell_above(conclusion.evidence)
+        if above is not None and Trait.SUCCESS in conclusion.cause.traits:
+            most = conclusion.confidence.at_most(Confidence.LIKELY)
+            silence[index] = replace(conclusion, confidence=most, notes=(*conclusion.notes, above))
     names = {conclusion.cause.name for conclusion in silence}
     return [*silence, *(conclusion for conclusion in found if conclusion.cause.name not in names)], story
 

@@ -19,17 +19,20 @@ class SummaryEntry(NamedTuple):
     """The line with the time of its end."""
     is_first: bool = False
     """torchrun saw it before the others of its node."""
+    script: str | None = None
 
 
 def read_summaries(logs: Logs) -> list[SummaryEntry]:
     """Return the workers of torchrun's summaries, in their order."""
     ends: list[SummaryEntry] = []
-    is_first = False
-    for event in logs.of("failures", "failure-time", "failure-host", "failure-rank", "failure-code"):
+    is_first, script = False, None
+    for event in logs.of("failed-script", "failures", "failure-time", "failure-host", "failure-rank", "failure-code"):
         if event.kind == "failures":
             is_first = True
+        elif event.kind == "failed-script":
+            script = event.values["script"]
         elif event.kind == "failure-time" or not ends or ends[-1].event.line.source != event.line.source:
-            ends.append(SummaryEntry(event, event.line, is_first))
+            ends.append(SummaryEntry(event, event.line, is_first, script))
             is_first = False
         else:
             told = replace(event, values={**ends[-1].event.values, **event.values})

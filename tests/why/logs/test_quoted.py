@@ -149,6 +149,7 @@ def test_another_writer_does_not_end_a_traceback(read: Read) -> None:
         ),
         ("AssertionError: \n\n sizes differ\nTraceback (most recent call last):\n", "sizes differ"),
         ("ValueError: unknown keys:\nW1130 04:41:11.610000 14185 torch/run.py:1] x\n", "unknown keys:"),
+        ("ValueError: unknown keys:\nstep 12 loss 2.3\n", "unknown keys:"),
         ("KeyError: 'lr'\n  more\n", "'lr'"),
     ],
 )

@@ -15,6 +15,7 @@ import re
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.match import Hit
 from allranks.why.logs.read import Chunk
+from allranks.why.step_lines import is_step
 
 MAX_BETWEEN = 16 << 10
 """Bytes that are read for a line of code: from the last one on, or from its frame."""
@@ -120,8 +121,8 @@ def read_below(line: Line, hit: Hit, chunk: Chunk) -> str:
         if not other.text.strip() or writer_of(other) != writer_of(line):
             continue
         is_headed = other.time is not None and line.time is None  # by a logger
-        is_other = is_headed or _NO_MESSAGE.match(other.text) or (words and not other.text[:1].isspace())
-        if is_other or len(words) == MAX_BELOW:
+        is_own = not (is_headed or _NO_MESSAGE.match(other.text) or is_step(other.text))
+        if not is_own or (words and not other.text[:1].isspace()) or len(words) == MAX_BELOW:
             break
         words.append(other.text.strip())
     return " ".join(words)

@@ -60,8 +60,9 @@ def _of_summaries(reader: FactReader, summaries: list[SummaryEntry]) -> Iterator
         how, began = read_ending(None, end.event.values), first.when.time
         lag_s = 0.0 if began is None or end.when.time is None else end.when.time - began
         is_late = how.signal == 9 and read_ending(None, first.event.values).signal is None and lag_s >= PATIENCE_S
-        is_at_once = how == read_ending(None, first.event.values) and how.signal is None and lag_s <= LOOK_S
-        about: dict[str, Any] = {"is_first_observed": end.is_first or is_at_once, "when": reader.times.of(end.when)}
+        is_alike = how == read_ending(None, first.event.values) and how.signal in {None, SIGTERM}
+        is_first = end.is_first or (is_alike and lag_s <= LOOK_S)
+        about: dict[str, Any] = {"is_first_observed": is_first, "when": reader.times.of(end.when)}
         yield _ended(reader, end.event.line, end.event.who, how, is_kill=is_late, **about)
 
 

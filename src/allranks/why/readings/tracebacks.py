@@ -27,6 +27,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
+_NO_SCRIPTS = ("<string>", "<stdin>")
 _COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]\w+\.py$")  # DTensor, FSDP and checkpoints are below
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
@@ -178,7 +179,9 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
         is_told = is_told and not known.is_of_communication
-        has_gone_on = not known.frames and line.number < steps.get(line.source.shown, 0)  # a logger wrote it
+        outermost = known.frames[0].values["file"] if known.frames else ""
+        is_of_script = outermost and not outermost.startswith(_NO_SCRIPTS)  # else a logger wrote it, or `python -c`
+        has_gone_on = not is_of_script and line.number < steps.get(line.source.shown, 0)
         is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
