@@ -78,7 +78,10 @@ def read_examples(page: str) -> list[Typed | tuple[str, str]]:
 def find_missing(shown: list[str], output: str) -> list[str]:
     """Return the lines of the page that the output does not have."""
     seen = {_steady(line) for line in output.splitlines()}
-    return [line for line in shown if line.strip() not in ("", "...") and not _has(seen, _steady(line))]
+    wanted = [line for line in shown if line.strip() not in ("", "...")]
+    # A machine that calls itself localhost is nobody's node in torchrun's reports.
+    nodes = ("vm · ", "") if _names()[0].startswith("localhost") else ("vm · ",)
+    return [line for line in wanted if not any(_has(seen, _steady(line.replace("vm · ", node))) for node in nodes)]
 
 
 class Terminal:
