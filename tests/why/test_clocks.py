@@ -14,7 +14,7 @@ from allranks.why.blame import conclude
 from allranks.why.logs.line import read_line
 from allranks.why.logs.log_events import Logs, list_patterns, read_events
 from allranks.why.logs.sources import Source
-from allranks.why.times import clock_of, estimate_offsets, measure_clocks, read_moments
+from allranks.why.times import Times, clock_of, estimate_offsets, measure_clocks, read_moments
 
 PATTERNS = list_patterns(all_causes())
 START_S = 1_790_000_000.0
@@ -148,3 +148,20 @@ def test_4096_sources_and_200000_events_are_bounded() -> None:
     found = measure_clocks(moments)
     assert time.process_time() - start < 30
     assert found["n3"].seconds - found["n0"].seconds == pytest.approx(300)
+
+
+@pytest.mark.parametrize(
+    ("second_s", "earliest_s", "latest_s"),
+    [(-1.0, -1.0, 0.0), (-8.0, None, None), (5.0, 0.0, 5.0)],
+    ids=["two writers", "two clocks", "one writer"],
+)
+def test_a_line_without_a_time_has_that_of_the_lines_around_it_unless_their_clocks_differ(
+    second_s: float, earliest_s: float | None, latest_s: float | None
+) -> None:
+    source = Source("job.log", None, None, None, None, None, 0)
+    first, second = (f"{datetime.fromtimestamp(START_S + at_s, UTC):%F %T,%f} " for at_s in (0.5, second_s + 0.5))
+    stamps = enumerate((first, "", second), start=1)
+    lines = [read_line(f"{stamp}{timeout(0, 4)}".encode(), source, number) for number, stamp in stamps]
+    when = Times(Logs(tuple(event for line in lines for event in read_events(line, PATTERNS)), ())).of(lines[1])
+    known = [None if at_s is None else at_s - START_S - 0.5 for at_s in (when.earliest_s, when.latest_s)]
+    assert known == [pytest.approx(earliest_s), pytest.approx(latest_s)]

@@ -218,7 +218,7 @@ def _of_roots(
         if fact.cause == cause.name and {fact.kind, first.fact.kind} <= _FAULTS:
             culprit |= describe(fact.who) | Culprit(things=fact.things)
     is_node = first.fact.kind is FactKind.MISSING and reader.people.are_all_of_node(culprit.ranks)
-    victims = (_victims(facts) | frozenset(story.victims)) - frozenset(culprit.ranks)
+    victims = _victims(facts) | frozenset(story.victims)
     conclusion = Conclusion(
         cause=cause,
         confidence=Confidence.UNDECIDED if is_node else first.confidence,  # perhaps the node is gone
