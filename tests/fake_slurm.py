@@ -117,7 +117,8 @@ class FakeSlurm:
 
     def calls(self, tool: str = "") -> list[dict[str, object]]:
         path = self.folder / "calls.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
+        whole, _, _ = (path.read_text() if path.exists() else "").rpartition("\n")  # the last one may be half written
+        lines = whole.splitlines()
         return [call for call in map(json.loads, lines) if tool in ("", call["tool"])]
 
 

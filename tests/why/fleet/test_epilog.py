@@ -41,7 +41,7 @@ def without_comment(text: str, comment: str = "(null)") -> str:
 
 def lines_of(path: Path) -> list[dict[str, object]]:
     # The watcher has a low priority and one core: beside busy processes it gets little of it.
-    wait_until(lambda: path.exists() and path.stat().st_size, "a line in the file", 2 * HANG_S)
+    wait_until(lambda: path.exists() and path.read_bytes().endswith(b"\n"), "a line in the file", 2 * HANG_S)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
