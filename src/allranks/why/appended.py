@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -89,19 +89,21 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
     tails = [tail for tail in logs.tails if tail.source.shown in ends]
     lines: defaultdict[str, list[Line]] = defaultdict(list)
     for line in chain((event.line for event in logs.events if ends), *(tail.lines for tail in tails)):
-        if not line.text.startswith("  "):  # as an exception in a summary is
+        if line.source.shown in ends and not line.text.startswith("  "):  # as an exception in a summary is
             lines[line.source.shown].append(line)
     for tail in tails:
-        own, below = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
+        own, known = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
+        if all(end.is_lone for end in own) and any(_SEVERAL.search(line.text) for line in known):
+            continue
+        steps = [line for line in tail.lines if is_of_training(line.text)]
         for end, following in zip_longest(own, own[1:]):
-            begins = _begins_anew(tail, end, following) if is_one_node else None
+            begins = _begins_anew(tail, steps, end, following) if is_one_node else None
             is_told = following is not None and end.is_of_other_run(following)
-            is_further = is_told or begins or (end.is_lone and begins is not None)
-            if is_further and not (end.is_lone and any(_SEVERAL.search(line.text) for line in below)):
-                first = bisect_right(below, end.line.number, key=_number)
+            if is_told or begins or (end.is_lone and begins is not None):
+                first = bisect_right(known, end.line.number, key=_number)
                 above = f"{end.script} failed" if end.pids else end.line.text.strip()[:300]
                 is_sure = begins is True or not end.is_lone
-                yield from (FurtherRun(line, above, is_sure) for line in below[first : first + 1])
+                yield from (FurtherRun(line, above, is_sure) for line in known[first : first + 1])
 
 
 def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
@@ -152,23 +154,27 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
     return ends
 
 
-def _begins_anew(tail: Tail, end: _End, following: _End | None) -> bool | None:
+def _begins_anew(tail: Tail, steps: Sequence[Line], end: _End, following: _End | None) -> bool | None:
     """Return whether the training below an end, and above the next one, begins anew; None: there is none.
 
     What goes on may be another rank's, or job's, and steps in other words an epilog's. Below a lone process's last word
     another rank may still make some, but not more than a tail has.
     """
-    steps = [line for line in tail.lines if is_of_training(line.text)]
     last = following.line.number if following is not None else tail.num_lines + 1
-    above = {_NO_WORDS.sub("", line.text): NUMBER.search(line.text) for line in steps if line.number < end.line.number}
-    below = [line.text for line in steps if end.line.number < line.number < last]
-    alike = [text for text in below if not above or _NO_WORDS.sub("", text) in above]
+    above = {_form(line): NUMBER.search(line.text) for line in steps if line.number < end.line.number}
+    below = [line for line in steps if end.line.number < line.number < last]
+    alike = [line for line in below if not above or _form(line) in above]
     if len(alike) < MIN_STEPS:
         return None
-    first, before = NUMBER.search(alike[0]), above.get(_NO_WORDS.sub("", alike[0]))
+    first, before = NUMBER.search(alike[0].text), above.get(_form(alike[0]))
     if first is not None and before is not None:
         return int(first[1]) <= int(before[1])
     return not end.is_lone or tail.lines[0].number > end.line.number
+
+
+def _form(line: Line) -> str:
+    """Its words without numbers: the same for all steps of one loop."""
+    return _NO_WORDS.sub("", line.text)
 
 
 def _number(line: Line) -> int:

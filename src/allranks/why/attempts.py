@@ -45,6 +45,7 @@ class Attempts:
         self._unsure: dict[str, int] = {}
         """By file: the last line of what may be a further start."""
         self._last_runs: dict[str, FurtherRun] = {}
+        """By file, the last of these."""
         told = self._read_launchers()
         marks: defaultdict[str, list[LogEvent]] = defaultdict(list)
         for event in logs.of(*_STARTS, "failures", "task-end", Trait.ENDS_FROM_OUTSIDE):
