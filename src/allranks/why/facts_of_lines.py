@@ -229,7 +229,8 @@ class FactReader:
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
             names, about["said"] = [], Said.SELF
-        if kind is FactKind.NODE_LOST and said in {Said.SCHEDULER, Said.LAUNCHER}:  # it notices some minutes later
+        is_node_lost = kind is FactKind.NODE_LOST and said in {Said.SCHEDULER, Said.LAUNCHER}
+        if kind is FactKind.MISSING or is_node_lost:  # others notice it some minutes later
             when = self.times.of(event.line)
             about["when"] = When(None, when.latest_s, when.clock)
         for who in self._who(event.line, about["said"], names):
