@@ -150,7 +150,7 @@ def missing_values(cause: Cause) -> set[str]:
     if cause.symptoms:
         given |= given_values(links)
     read = [set(re.compile(sign.pattern).groupindex) for sign in cause.signs]
-    return asked - given | (fields_of(cause.told) - (set.intersection(*read) if read else set()))
+    return asked - given | (fields_of(cause.told) - {"of"} - (set.intersection(*read) if read else set()))
 
 
 def fields_of(text: str) -> set[str]:

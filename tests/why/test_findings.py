@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from signal import SIGBUS, SIGSEGV, SIGTERM
 from typing import Any
 
 import pytest
@@ -141,6 +142,10 @@ def test_a_fix_has_the_culprit_and_says_what_it_does_not_know() -> None:
     assert "ss -ltnp 'sport = :29500' shows" in in_use
     assert "ss -ltnp shows" in str(tell_fix(find_cause("port-in-use"), Culprit(things=("port 1", "port 2"))))
     assert tell_fix(find_cause("healthy"), Culprit()) is None
+    died = find_cause("dead-rank")
+    assert str(tell_fix(died, Culprit(("n1",)), signum=SIGBUS)).startswith("on n1: df -h /dev/shm;")
+    assert "PYTHONFAULTHANDLER=1" in str(tell_fix(died, Culprit(), signum=SIGSEGV))
+    assert tell_fix(died, Culprit(), signum=SIGTERM) == tell_fix(died, Culprit())
 
 
 def test_any_name_of_a_node_can_be_told() -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from allranks.model.errors import Exit
+from allranks.model.errors import Exit, name_signal
 from allranks.model.fact_kind import FactKind, Said
 from allranks.model.finding import Confidence
 from allranks.model.fix import Fix
@@ -206,6 +206,8 @@ class Cause(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, o
     """The message of a finding that comes from logs alone; {fields} are groups of its signs. Empty: the title."""
     fix: Fix = Fix()
     """One line, with the message's fields: the command, key or person that cures it."""
+    by_signal: Mapping[str, Fix] = {}
+    """The same where it is known which signal ended a process, by its name: SIGBUS."""
     also: tuple[str, ...] = ()
     """Ids of causes whose signs these lines may be, too."""
     symptoms: tuple[Symptom, ...] = ()
@@ -238,6 +240,10 @@ class Cause(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, o
     def label(self) -> str:
         """`AR204 mtu-blackhole`, as findings name it."""
         return f"{self.id} {self.name}"
+
+    def fix_of(self, signum: int | None) -> Fix:
+        """Return what cures it, if this signal ended a process; None: it is not known."""
+        return self.fix if signum is None else self.by_signal.get(name_signal(signum), self.fix)
 
     @property
     def hits(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from allranks.guard.faults import DEAD_RANK, MISSING_RANK, USER_CODE_ERROR
 from allranks.guard.origin import CRASHES, killed_by
 from allranks.model.errors import Exit, UsageError, exit_for_signal, name_signal
 from allranks.model.finding import Evidence
+from allranks.model.fix import ANYBODY
 from allranks.model.raised import find_fatal_place, find_origin
 from allranks.wire.protocol import WorkerEnd
 
@@ -41,6 +42,10 @@ _CRASHED = re.compile(
 """How the words begin with which a process ends itself. Source: glibc 2.36 (malloc, assert), libstdc++, Python's
 faulthandler, torch 2.13."""
 
+_INNERMOST = (
+    "native code crashed in the innermost call of this stack: run that call alone, or with "
+    "another version of its library"
+)
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a known cause."""
 
@@ -78,22 +83,17 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     if death is not None or killed_by(end):
         pids, signum = death or ("", killed_by(end))
         name = f"{name_signal(signum)} (signal {signum})" if signum in set(signal.Signals) else f"signal {signum}"
-        fixes: dict[int, str] = {
-            signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
-            "if that lists it, memory ran out: request more, or use less",
-            signal.SIGSEGV: "native code crashed in the innermost call of this stack: run that call alone, or with "
-            "another version of its library"
-            if end.traceback
-            else "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
-            signal.SIGABRT: "read the last lines of its log: native code aborted",
-            signal.SIGBUS: f"on {end.node}: df -h /dev/shm; if it is full, free it or make it larger",
-        }
+        cause, fix = find_cause(DEAD_RANK), None
+        if signum == signal.SIGSEGV and end.traceback:
+            fix = _INNERMOST
+        elif name_signal(signum) in cause.by_signal:
+            fix = cause.fix_of(signum).tell(ANYBODY, {"node": end.node})
         how = f"killed by {name}, not by allranks"
         if pids:
             how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"
         elif place := find_fatal_place(end.traceback or ""):
             how += f" ({place})"
-        return DEAD_RANK, how, fixes.get(signum)
+        return DEAD_RANK, how, fix
     if (named := _NAMED.search(end.message or "")) is not None:
         with contextlib.suppress(UsageError):  # the user's own words
             return find_cause(named[1]).id, named[2].partition("\n")[0], None

@@ -226,6 +226,7 @@ def _of_roots(
         message=first.fact.told or cause.told or cause.title,
         evidence=_unlike(own),
         victims=victims,
+        signal=first.fact.signal,
         ask=first.fact.ask,
         notes=tuple(_notes(first, cause, [root for root in others if root not in like])),
     )

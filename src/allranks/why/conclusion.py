@@ -84,6 +84,8 @@ class Conclusion:
     evidence: tuple[Place, ...]
     """The lines that show it, the earliest first."""
     victims: frozenset[int] = frozenset()
+    signal: int | None = None
+    """By which the culprit ended."""
     ask: str = ""
     """What would give more evidence: what to run, where to look."""
     is_failure: bool = True

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause, Sign, Trait
 from allranks.facts.fact import NEVER_SAID, NOBODY, START, Fact, FactKind, Place, Said, When, Who
-from allranks.model.errors import Exit
+from allranks.model.errors import Exit, name_signal
 from allranks.model.finding import Confidence
 from allranks.why.attempts import Attempts
 from allranks.why.logs.line import Line
@@ -220,7 +220,7 @@ class FactReader:
             "code": ending.code,
             "signal": ending.signal,
             "alternatives": () if is_own_word or event.sign.confidence is Confidence.CERTAIN else event.cause.also,
-            "told": event.line.text.strip()[:300] if is_own_word else tell(event.cause, event.values),
+            "told": event.line.text.strip()[:300] if is_own_word else tell(event.cause, event.values, ending.signal),
             "things": things,
             "interface": event.values.get("interface"),
             "is_of_job": event.line.at in self._own_words,
@@ -279,9 +279,10 @@ class _Values(dict[str, object]):
         return {"node": "that node", "interface": "that interface", "rank": "that rank"}.get(key, "it")
 
 
-def tell(cause: Cause, values: Mapping[str, str]) -> str:
-    """Return the message of a cause with the values of a line."""
-    return (cause.told or cause.title.rstrip(".")).format_map(_Values(values))
+def tell(cause: Cause, values: Mapping[str, str], signum: int | None = None) -> str:
+    """Return the message of a cause with the values of a line, and the signal that ended a process."""
+    of = "" if signum is None else f" of {name_signal(signum)}"
+    return (cause.told or cause.title.rstrip(".")).format_map(_Values(values, of=of))
 
 
 # --- How a process ended ----------------------------------------------------------------------------------------------

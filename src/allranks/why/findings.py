@@ -52,7 +52,7 @@ def to_finding(conclusion: Conclusion, reader: Reader = ANYBODY) -> Finding:
         subject=", ".join(map(_shown, culprit.things)) or None,
         message=_shown(conclusion.message),
         evidence=tell_evidence(conclusion.evidence),
-        fix=tell_fix(cause, culprit, reader),
+        fix=tell_fix(cause, culprit, reader, signum=conclusion.signal),
         ask=None if is_certain else _shown(conclusion.ask) or None,
         notes=tuple(map(_shown, conclusion.notes)),
         victims=tuple(sorted(conclusion.victims)),
@@ -139,8 +139,8 @@ def _show(text: str) -> str:
     return _shown(text.expandtabs(2).strip())
 
 
-def tell_fix(cause: Cause, culprit: Culprit, reader: Reader = ANYBODY) -> str | None:
-    """Return the cause's fix with the known values of the culprit."""
+def tell_fix(cause: Cause, culprit: Culprit, reader: Reader = ANYBODY, *, signum: int | None = None) -> str | None:
+    """Return the cause's fix with the known values of the culprit, which that signal ended."""
     values: dict[str, str] = {}
     if nodes := tell_nodes(culprit.nodes):
         values["node"] = values["culprit"] = values["where"] = nodes
@@ -151,7 +151,7 @@ def tell_fix(cause: Cause, culprit: Culprit, reader: Reader = ANYBODY) -> str | 
     ports = [thing.removeprefix("port ") for thing in culprit.things if thing.startswith("port ")]
     if len(ports) == 1:
         values["port"] = ports[0]
-    return cause.fix.tell(reader, values)
+    return cause.fix_of(signum).tell(reader, values)
 
 
 def _shown(text: str) -> str:

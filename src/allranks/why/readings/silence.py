@@ -82,7 +82,8 @@ _WORDS = (
     ),
     (
         rf"^(?!.*(?:{_HARMLESS})).*?"
-        r"(?:\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
+        r"(?:(?:\b|_)(?:ERROR|FATAL|CRITICAL|FAILED)\b|terminate called after throwing"
+        r"|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
         r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
         r"|(?:: |with )failed\b))",
         ("user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
