@@ -21,15 +21,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from allranks.causes.cause import Trait
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs, Tail
 from allranks.why.people import parse_ranks
 from allranks.why.step_lines import MIN_STEPS, NUMBER, SLURM, is_of_training
 from allranks.why.summaries import read_summaries
 
-REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION)")
-"""The scheduler begins the same script again."""
+REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
+"""The scheduler begins the same script again, if it may."""
 _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
@@ -145,8 +144,9 @@ def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]
         pids[values.get("rank", "")] = values["pid"]
         hosts.add(values.get("node", ""))
         if entry.is_first:
-            last = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
-            ends[line.source.shown].append(_End(line, entry.script, pids, frozenset(hosts), *last[:1]))
+            told_by = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
+            agent = told_by[0] if told_by else None
+            ends[line.source.shown].append(_End(line, entry.script, pids, frozenset(hosts), agent))
             pids, hosts = {}, set()
     for event in agents.values():
         if (shown := event.line.source.shown) not in told:
@@ -164,7 +164,7 @@ def _read_tasks(logs: Logs) -> Mapping[str, list[_End]]:
     """
     ends: defaultdict[str, list[_End]] = defaultdict(list)
     scripts: dict[str, str] = {}
-    for event in logs.of("task-end", "frame", Trait.ENDS_FROM_OUTSIDE):
+    for event in logs.of("task-end", "frame", "srun"):
         line, values = event.line, event.values
         shown = line.source.shown
         if event.kind == "frame" and values.get("function") in _OUTERMOST:

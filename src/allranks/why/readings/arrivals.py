@@ -113,6 +113,8 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         outside.pop(reader.speaker_of(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
         silent = missing_of(_heard(reader), wanted)
+        if len(silent) != absent:  # of whom nothing tells, srun may
+            silent = missing_of(_heard(reader) | _tasks(reader), wanted)
         if 0 < len(named) <= absent:
             told = f"{len(named)} of the others could not connect to the store; {joined}"
             yield from _missing(reader, (event.line, *(outside[who] for who in named[:2])), told, who=named)
@@ -120,7 +122,7 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
             told = f"{fold_ranks(gave_up)} gave up with an exit code, and not because others had ended; {joined}"
             yield from _missing(reader, (event.line,), told, ranks=gave_up, ask=f"the log of {fold_ranks(gave_up)}")
         elif 0 < len(silent) == absent:
-            told = f"{fold_ranks(silent)} wrote nothing; {joined}"
+            told = f"{fold_ranks(silent)} wrote nothing, or was not started; {joined}"
             yield from _missing(reader, (event.line,), told, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
 
 
@@ -157,6 +159,12 @@ def _gave_up(reader: FactReader, absent: int) -> list[int]:
         if 0 < len(found) <= absent:
             return found
     return []
+
+
+def _tasks(reader: FactReader) -> set[int]:
+    """Return the ranks that srun started, as far as it saw them end."""
+    tasks = () if reader.people.are_tasks_agents else reader.logs.of("task-end")
+    return {rank for event in tasks for rank in parse_ranks(event.values["ranks"])}
 
 
 def _heard(reader: FactReader) -> set[int]:
