@@ -93,7 +93,8 @@ def name_somebody(
 
 def _fail_alike(num_ranks: int, logs: Logs) -> bool:
     """Whether so many processes ended by one exception, so that it tells nothing which was seen to end first."""
-    texts = Counter(_NUMBERS.sub("", traceback.headline) for traceback in read_tracebacks(logs) if traceback.kind)
+    of_ranks = (traceback for traceback in read_tracebacks(logs) if traceback.user_frame is not None)
+    texts = Counter(_NUMBERS.sub("", traceback.headline) for traceback in of_ranks if traceback.kind)
     return max(texts.values(), default=0) >= num_ranks
 
 
