@@ -105,10 +105,10 @@ def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     """Return the facts without those that a reading of several lines tells more exactly.
 
-    That is an error on one of its lines, or near them a count of missing ranks whom it names. Who waits for the others to
-    join is not missing, whoever waits for it then. What fails on the way to another process is told, where the readings
-    show whose way is at fault. A line that says why something failed tells of no end without a reason: `Command 'ssh
-    node-0 ...' returned non-zero exit status 255`.
+    That is an error on one of its lines, or near them a count of missing ranks whom it names. Who waits for the others
+    to join is not missing, whoever waits for it then. What fails on the way to another process is told, where the
+    readings show whose way is at fault. A line that says why something failed tells of no end without a reason:
+    `Command 'ssh node-0 ...' returned non-zero exit status 255`.
     """
     reasons = {place.at for fact in facts if _is_reason(fact) for place in fact.places}
     inferred = [fact for fact in facts if fact.said is Said.INFERRED]

@@ -25,7 +25,9 @@ _LEAST = 3
 
 def read_steps(reader: FactReader) -> Iterator[Fact]:
     """Return the last step of each rank in each file."""
-    errors = {event.line.at for event in reader.logs.events if event.kind == "exception" or event.states not in NO_FAILURES}
+    errors = {
+        event.line.at for event in reader.logs.events if event.kind == "exception" or event.states not in NO_FAILURES
+    }
     for tail in reader.logs.tails:
         last: dict[object, Line] = {}
         for line in reversed(tail.lines):
