@@ -56,7 +56,7 @@ def name_somebody(
     culprit, confidence = conclusion.culprit, conclusion.confidence
     ended = {fact.who.rank for fact in explained if fact.kind is FactKind.ENDED}
     is_guess = 0 < len(culprit.ranks) < len(ended) and not any(fact.who for fact in facts)
-    is_alike = is_guess and _fail_alike(len(ended), logs)
+    is_alike = is_guess and _fail_alike(len(ended), facts, logs)
     if is_alike:  # all of them, each in its own time
         culprit = replace(culprit, ranks=(), nodes=())
     # Another process's failure ends a process by them; but a kernel's failure aborts the one that ran it.
@@ -91,10 +91,15 @@ def name_somebody(
     return replace(conclusion, culprit=culprit, confidence=confidence, victims=victims)
 
 
-def _fail_alike(num_ranks: int, logs: Logs) -> bool:
-    """Whether so many processes ended by one exception, so that it tells nothing which was seen to end first."""
-    of_ranks = (traceback for traceback in read_tracebacks(logs) if traceback.user_frame is not None)
-    texts = Counter(_NUMBERS.sub("", traceback.headline) for traceback in of_ranks if traceback.kind)
+def _fail_alike(num_ranks: int, facts: Sequence[Fact], logs: Logs) -> bool:
+    """Whether so many processes ended by one exception, so that it tells nothing which was seen to end first.
+
+    It is the one that these facts tell, if they tell one.
+    """
+    raised = [one for one in read_tracebacks(logs) if one.kind and one.user_frame is not None]
+    places = {place.at for fact in facts for place in fact.places}
+    told = {one.headline for one in raised if one.line.at in places}
+    texts = Counter(_NUMBERS.sub("", one.headline) for one in raised if one.headline in (told or {one.headline}))
     return max(texts.values(), default=0) >= num_ranks
 
 
