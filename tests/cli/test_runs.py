@@ -390,6 +390,8 @@ def test_after_submit_latest_is_the_job_that_was_submitted(
             "error: job 12 has not started (Resources), so it has no log yet; see allranks status 12",
         )
     assert "has not started (Resources)" in allranks("logs", "latest").stderr
+    slurm.answer("scontrol", "show job 12", out=pending.replace("Resources", "DependencyNeverSatisfied"))
+    assert "job 12 cannot start: a job that it depends on has failed" in allranks("why").stderr
     allranks("cancel", "latest")
     assert [call["argv"] for call in slurm.calls("scancel")] == [["12"]]
     assert not list(tmp_path.glob("runs/12/**/cancel.log"))  # it has no attempt yet

@@ -100,6 +100,14 @@ def test_whoever_wrote_nothing_is_missing_if_those_are_as_many_as_did_not_join(w
     assert why(said.format(""))[0].culprit.ranks == ()
 
 
+def test_whoever_counts_who_joined_is_not_missing_whoever_waits_for_it(why: Why) -> None:
+    key = "[rank1]: torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/0\n"
+    assert why(key)[0].culprit.ranks == (0,)
+    assert why(key + JOINED)[0].culprit.ranks == ()
+    found = why(key + JOINED + "srun: error: n1: tasks 0-2: Exited with exit code 1\n")[0]
+    assert (found.culprit.ranks, found.notes[0].split(" -> ")[0]) == ((3,), "rank 3 did not come")
+
+
 WAITING = (
     "INFO:root:Waiting in store based barrier to initialize process group for rank: {}, key: store_based_barrier_key:{}"
     " (world_size=4, worker_count=3, timeout=0:30:00)\n"

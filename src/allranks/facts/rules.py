@@ -163,8 +163,9 @@ def may_end_it(reason: Item, effect: Item) -> bool:
 
 
 def is_failure_before(reason: Item, effect: Item) -> bool:
-    """Whether others had certainly lost or awaited somebody before."""
-    return reason.when.is_before(effect.when)
+    """Whether others had certainly lost or awaited somebody before, or had ended by it, by the lines of one file."""
+    own = (end for end in reason.effects if end.process == reason.process and end.sort is Sort.END)
+    return reason.when.is_before(effect.when) or any(sooner(end, effect) for end in own)
 
 
 def may_prevent(reason: Item, effect: Item) -> bool:

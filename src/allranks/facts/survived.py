@@ -85,6 +85,8 @@ class _Attempt:
                 self._ends.setdefault(item.process, item)
         orders = (item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0)
         self._stopped = next(orders, None)
+        self._codes = {place.source: place.line for item in items if item.fact.code for place in item.fact.places}
+        """By file, the last line in which a process ended with an exit code."""
         self._has_kill = any(item.fact.signal == SIGKILL and item.sort is Sort.END for item in items)
         """Whether a process got SIGKILL, and nobody says why."""
 
@@ -96,7 +98,7 @@ class _Attempt:
             own = [_JOB] if item.kind is FactKind.ENDED and is_outside(item) else []
         if any(later.is_by_time(whose, item) for whose in own):
             return True
-        below = own[:1] if _is_last_word(item) else own
+        below = own[: not self._has_code_below(item)] if _is_last_word(item) else own
         if not self._may_stand_above_its_buffer(item) and any(later.is_by_line(whose, item) for whose in below):
             return True
         if item.kind is FactKind.ENDED and later.is_by_time("anybody", item, DAY_S):  # of an earlier run
@@ -122,7 +124,8 @@ class _Attempt:
             # Caught, and told in full; or its bar or the others' buffers stand below it.
             is_below = self._later.is_by_line("anybody", item)
             is_told = stopped is not None and (is_below or not item.fact.is_fatal)
-            return end is None and (is_told or (is_below and _is_last_word(item)))
+            is_last = is_below and _is_last_word(item) and not self._has_code_below(item)
+            return end is None and (is_told or is_last)
         is_aborted = end is not None and end.fact.signal == SIGABRT
         waits = [(sort, item.process) for sort in (Sort.WAIT, Sort.LOSS)[: 1 + is_aborted]]
         if any(self._later.is_by_time(wait, item) or self._later.is_by_line(wait, item) for wait in waits):
@@ -141,6 +144,10 @@ class _Attempt:
         """Whether its process ended soon afterwards, whenever the others made a step."""
         end = self._ends.get(item.process)
         return end is not None and end.when.after_s(item.when) <= LINGERS_S
+
+    def _has_code_below(self, item: Item) -> bool:
+        """Whether it may be what a process raised that ended with an exit code; others may have finished then."""
+        return item.place.line < self._codes.get(item.place.source, 0)
 
     def _may_stand_above_its_buffer(self, item: Item) -> bool:
         """Whether what its process had printed before may stand below it: that comes when the process ends."""

@@ -27,6 +27,16 @@ FINISHED = frozenset({
     "REVOKED", "TIMEOUT",
 })  # fmt: skip
 _NOTHING = frozenset(("", "(null)", "None", "none", "N/A", "Unknown", "None assigned"))
+NEVER_STARTS = {
+    "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
+    "PartitionConfig": "its partition has no nodes that fit it",
+    "PartitionTimeLimit": "its time limit is above that of its partition",
+    "BadConstraints": "no node has what it requests",
+    "DependencyNeverSatisfied": "a job that it depends on has failed",
+    "JobHeldUser": "it is held; scontrol release lets it start",
+    "JobHeldAdmin": "an administrator holds it",
+}
+"""Reasons that time alone does not end. Source: squeue(1), JOB REASON CODES."""
 _FIELD = "\x1f"  # names, comments and reasons hold any printable character
 JOB_ENVIRONMENT = "--export=ALL"
 """Option of sbatch: the job gets its whole environment. A list of names would make slurmd run a login shell of the user

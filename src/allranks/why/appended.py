@@ -4,9 +4,10 @@
 
 Below torchrun's summary no worker of its node is left: a second one for the same rank, of another process, is another
 run's, and so are steps that begin anew, if only one node writes there. An agent that tells of a failed worker, and
-gives no summary, has started its workers again, which it logs at level INFO only. Without a launcher, an exception that
-nobody caught is a process's last word: another one below is the next process's, and so are steps that begin anew, if
-none of the lines tells of several ranks. Another script that fails at once is another part of the same job.
+gives no summary, has started its workers again, which it logs at level INFO only. Under srun, no task is left where all
+of them ended, or the scheduler requeued the job; and no task ends twice in one step. Without a launcher, an exception
+that nobody caught is a process's last word: another one below is the next process's, and so are steps that begin anew,
+if none of the lines tells of several ranks. Another script that fails at once is another part of the same job.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import msgspec
 
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs, Tail
-from allranks.why.step_lines import MIN_STEPS, NUMBER, is_of_training
+from allranks.why.people import parse_ranks
+from allranks.why.step_lines import MIN_STEPS, NUMBER, SLURM, is_of_training
 from allranks.why.summaries import read_summaries
 
+REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
+"""The scheduler begins the same script again, if it may."""
 _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
@@ -34,6 +38,7 @@ _SIGNALED = re.compile(r"SignalException: Process (\d{1,9}) got signal")
 _OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
 """The function in which a traceback begins that nobody caught."""
 _NO_WORDS = re.compile(r"[^A-Za-z]+")
+_COUNTERS = re.compile(r"(?i)\b(?:epoch|global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _SEVERAL = re.compile(
     r"(?i)(?<![a-z])(?:ranks?|local_rank|world[ _]size|ddp|fsdp|deepspeed|horovod|gloo|mpi(?:run|exec)?)(?![a-z])"
     r"|nccl|process ?groups?|torch[/.]distributed|APPLICATION PROCESSES"
@@ -62,16 +67,34 @@ class _End(msgspec.Struct, frozen=True):
     hosts: frozenset[str] = frozenset()
     agent: int | None = None
     """Process of torchrun's agent that told it."""
+    tasks: frozenset[int] = frozenset()
+    """Of srun, which tells that they ended."""
+    is_requeue: bool = False
 
     @property
     def is_lone(self) -> bool:
         """Whether no launcher tells it."""
-        return not self.pids and self.agent is None
+        return not (self.pids or self.tasks or self.is_requeue) and self.agent is None
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether no task is left; a single one that is known may be one of many."""
+        are_all = len(self.tasks) == max(self.tasks, default=0) + 1
+        return are_all and (len(self.tasks) > 1 or self.is_requeue)
+
+    def __or__(self, other: _End) -> _End:
+        """Return what both tell of one step."""
+        hosts, tasks = self.hosts | other.hosts, self.tasks | other.tasks
+        is_requeue = self.is_requeue or other.is_requeue
+        return _End(other.line, self.script or other.script, hosts=hosts, tasks=tasks, is_requeue=is_requeue)
 
     def is_of_other_run(self, other: _End) -> bool:
         """Whether an end below is another run's."""
         if None not in (self.script, other.script) and self.script != other.script:
             return False
+        if self.tasks or self.is_requeue:
+            is_again = self.script is not None and (self.script, self.tasks) == (other.script, other.tasks)
+            return self.is_requeue or is_again
         if not self.pids:
             return self.line.text != other.line.text if self.is_lone else self.agent == other.agent
         return any(self.pids[rank] != other.pids[rank] for rank in self.pids.keys() & other.pids.keys())
@@ -83,7 +106,7 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
     Args:
         told: files in which the launcher tells that it starts its workers again.
     """
-    ends = _read_summaries(logs, told) or _read_last_words(logs)
+    ends = _read_summaries(logs, told) or _read_tasks(logs) or _read_last_words(logs)
     hosts = {host for own in ends.values() for end in own for host in end.hosts}
     is_one_node = len(hosts) < 2 and not any(logs.of("task-end"))  # srun's lines of several nodes are mixed
     tails = [tail for tail in logs.tails if tail.source.shown in ends]
@@ -97,13 +120,16 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
             continue
         steps = [line for line in tail.lines if is_of_training(line.text)]
         for end, following in zip_longest(own, own[1:]):
-            begins = _begins_anew(tail, steps, end, following) if is_one_node else None
+            is_over = is_one_node or end.is_of_all or end.is_requeue
+            begins = _begins_anew(tail, steps, end, following) if is_over else None
             is_told = following is not None and end.is_of_other_run(following)
             if is_told or begins or (end.is_lone and begins is not None):
-                first = bisect_right(known, end.line.number, key=_number)
+                below = known[bisect_right(known, end.line.number, key=_number) :]
                 above = f"{end.script} failed" if end.pids else end.line.text.strip()[:300]
-                is_sure = begins is True or not end.is_lone
-                yield from (FurtherRun(line, above, is_sure) for line in known[first : first + 1])
+                is_elsewhere = end.tasks and following is not None and end.hosts != following.hosts
+                is_sure = begins is True or not (end.is_lone or is_elsewhere)
+                first = next((line for line in below if not SLURM.search(line.text)), None)
+                yield from () if first is None else (FurtherRun(first, above, is_sure),)
 
 
 def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
@@ -118,8 +144,9 @@ def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]
         pids[values.get("rank", "")] = values["pid"]
         hosts.add(values.get("node", ""))
         if entry.is_first:
-            last = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
-            ends[line.source.shown].append(_End(line, entry.script, pids, frozenset(hosts), *last[:1]))
+            told_by = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
+            agent = told_by[0] if told_by else None
+            ends[line.source.shown].append(_End(line, entry.script, pids, frozenset(hosts), agent))
             pids, hosts = {}, set()
     for event in agents.values():
         if (shown := event.line.source.shown) not in told:
@@ -128,6 +155,28 @@ def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]
     for pid, line in {int(match[1]): line for match, line in told_to_end if match}.items():  # of each the last
         ends[line.source.shown].append(_End(line, agent=pid))
     return {shown: sorted(own, key=lambda end: end.line.number) for shown, own in ends.items()}
+
+
+def _read_tasks(logs: Logs) -> Mapping[str, list[_End]]:
+    """Return the ends of SLURM's steps: srun tells those of their tasks, and the scheduler that it requeues the job.
+
+    No task ends twice in a step. Below that word, an exit code may be of either one.
+    """
+    ends: defaultdict[str, list[_End]] = defaultdict(list)
+    scripts: dict[str, str] = {}
+    for event in logs.of("task-end", "frame", "srun"):
+        line, values = event.line, event.values
+        shown = line.source.shown
+        if event.kind == "frame" and values.get("function") in _OUTERMOST:
+            scripts[shown] = values["file"]
+        elif event.kind == "task-end" or REQUEUE.search(line.text):
+            tasks = frozenset(parse_ranks(values.get("ranks", "")))
+            hosts = frozenset({values["node"]} if tasks else ())
+            told = _End(line, scripts.pop(shown, None), hosts=hosts, tasks=tasks, is_requeue=not tasks)
+            last = ends[shown].pop() if ends[shown] else _End(line)
+            is_of_either = last.is_requeue and "code" in values
+            ends[shown] += [last, told] if last.tasks & tasks else [last if is_of_either else last | told]
+    return ends
 
 
 def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
@@ -161,15 +210,22 @@ def _begins_anew(tail: Tail, steps: Sequence[Line], end: _End, following: _End |
     another rank may still make some, but not more than a tail has.
     """
     last = following.line.number if following is not None else tail.num_lines + 1
-    above = {_form(line): NUMBER.search(line.text) for line in steps if line.number < end.line.number}
+    above = {_form(line): _count(line) for line in steps if line.number < end.line.number}
     below = [line for line in steps if end.line.number < line.number < last]
     alike = [line for line in below if not above or _form(line) in above]
     if len(alike) < MIN_STEPS:
         return None
-    first, before = NUMBER.search(alike[0].text), above.get(_form(alike[0]))
-    if first is not None and before is not None:
-        return int(first[1]) <= int(before[1])
+    first, before = _count(alike[0]), above.get(_form(alike[0]))
+    if first and before:
+        return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
+    if end.tasks or end.is_requeue:  # what a task has in its buffer may be written when it ends
+        return end.is_requeue and end.is_of_all
     return not end.is_lone or tail.lines[0].number > end.line.number
+
+
+def _count(line: Line) -> list[int]:
+    """Return the numbers of its epoch and step, as far as it has them."""
+    return [int(number) for number in _COUNTERS.findall(line.text)]
 
 
 def _form(line: Line) -> str:

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Place, Said, When
-from allranks.why.appended import FurtherRun, find_further_runs
+from allranks.why.appended import REQUEUE, FurtherRun, find_further_runs
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.step_lines import NUMBER, is_of_training
@@ -26,8 +26,6 @@ RESTART = re.compile(r"(?:\d+/\d+ attempts left; +)?will restart worker group|re
 """How torchrun's agent tells that it starts its workers again."""
 ANEW = "elastic-no-resume"
 _STARTS = frozenset(("started", "world"))
-_REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION)")
-"""The scheduler begins the same script again."""
 _LIBRARY = re.compile(r"-packages[/\\]|[/\\]lib(?:64)?[/\\]python3|[/\\]bin[/\\]|^<|(?:^|[/\\])torch[/\\]|^torchrun$")
 
 
@@ -139,7 +137,7 @@ class Attempts:
             elif ended:
                 begun = max(self._begun.get((shown, line.node), (0,)))
                 end = _last(over, line.node, begun)
-                is_requeue = end is not None and _REQUEUE.search(end.text) is not None
+                is_requeue = end is not None and REQUEUE.search(end.text) is not None
                 fails_again, is_other = self._fails_again(line), self._fails_otherwise(line)
                 goes_on = bool(steps) and steps[-1].number > line.number and not is_other
                 if end is not None and (is_requeue or fails_again or goes_on) and self._is_later(event, end):
@@ -165,7 +163,7 @@ class Attempts:
     def _is_later(self, event: LogEvent, end: Line) -> bool:
         """Whether a line of a start was written after an end; a script's own words may have been buffered."""
         is_later = self._times.of(end).is_before(self._times.of(event.line)) or event.kind == "started"
-        return is_later and (_REQUEUE.search(end.text) is not None or not self._is_of_another_file(event.line))
+        return is_later and (REQUEUE.search(end.text) is not None or not self._is_of_another_file(event.line))
 
     def _is_of_another_file(self, line: Line) -> bool:
         """Whether several files stand one behind the other: times go back there, or other nodes' launchers report."""

@@ -290,8 +290,10 @@ def tell(cause: Cause, values: Mapping[str, str], signum: int | None = None) -> 
 _OF_A_SHELL = 128
 """A shell adds the signal's number to it for the exit code; the status of wait() has it for a core dump."""
 _WORDS = {
-    "Illegal instruction": 4, "Trace/breakpoint trap": 5, "Aborted": 6, "Bus error": 7, "Floating point exception": 8,
-    "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Terminated": 15,
+    "Hangup": 1, "Interrupt": 2, "Quit": 3, "Illegal instruction": 4, "Trace/breakpoint trap": 5, "Aborted": 6,
+    "Bus error": 7, "Floating point exception": 8, "Killed": 9, "Out Of Memory": 9, "User defined signal 1": 10,
+    "Segmentation fault": 11, "User defined signal 2": 12, "Broken pipe": 13, "Alarm clock": 14, "Terminated": 15,
+    "CPU time limit exceeded": 24, "File size limit exceeded": 25,
 }  # fmt: skip
 """glibc's strsignal, and SLURM's."""
 

@@ -10,6 +10,7 @@ the lines themselves; the only writer in the log:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -32,6 +33,7 @@ _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\
 """In the formats of argparse and of torchrun's summary."""
 _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
+_NUMBERS = re.compile(r"[0-9]+")
 T = TypeVar("T")
 MAX_BESIDE = 8
 MAX_THINGS = 6
@@ -52,11 +54,16 @@ def name_somebody(
     Ranks that other lines show as `hurt` are not named by hearsay.
     """
     culprit, confidence = conclusion.culprit, conclusion.confidence
+    ended = {fact.who.rank for fact in explained if fact.kind is FactKind.ENDED}
+    is_guess = 0 < len(culprit.ranks) < len(ended) and not any(fact.who for fact in facts)
+    is_alike = is_guess and _fail_alike(len(ended), facts, logs)
+    if is_alike:  # all of them, each in its own time
+        culprit = replace(culprit, ranks=(), nodes=())
     # Another process's failure ends a process by them; but a kernel's failure aborts the one that ran it.
     others_signals = (SIGTERM,) if conclusion.cause.family is Family.GPU else (SIGTERM, SIGABRT)
     own = [fact for fact in explained if fact.who.rank is not None and fact.signal not in others_signals]
     own = [fact for fact in own if _may_be_its(fact, facts)]
-    if own and not culprit.ranks and any(fact.kind in _OWN for fact in facts):
+    if own and not (culprit.ranks or is_alike) and any(fact.kind in _OWN for fact in facts):
         first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
         is_told = first.is_first_observed and first.signal != SIGABRT  # of several that aborted, it is the lowest rank
         if is_told or len({fact.who.rank for fact in own}) == 1:
@@ -82,6 +89,18 @@ def name_somebody(
     culprit = reduce(or_, there, Culprit()) | culprit
     victims = conclusion.victims.difference(culprit.ranks)
     return replace(conclusion, culprit=culprit, confidence=confidence, victims=victims)
+
+
+def _fail_alike(num_ranks: int, facts: Sequence[Fact], logs: Logs) -> bool:
+    """Whether so many processes ended by one exception, so that it tells nothing which was seen to end first.
+
+    It is the one that these facts tell, if they tell one.
+    """
+    raised = [one for one in read_tracebacks(logs) if one.kind and one.user_frame is not None]
+    places = {place.at for fact in facts for place in fact.places}
+    told = {one.headline for one in raised if one.line.at in places}
+    texts = Counter(_NUMBERS.sub("", one.headline) for one in raised if one.headline in (told or {one.headline}))
+    return max(texts.values(), default=0) >= num_ranks
 
 
 def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:

@@ -15,7 +15,7 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
-from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Said, Same, When, Who
+from allranks.facts.fact import NEVER_SAID, START, Fact, FactKind, Said, Same, When, Who
 from allranks.facts.rules import DAY_S
 from allranks.model.finding import Confidence
 from allranks.why.writers import give_writers
@@ -105,9 +105,10 @@ def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     """Return the facts without those that a reading of several lines tells more exactly.
 
-    That is an error on one of its lines, or near them a count of missing ranks whom it names. What fails on the way to
-    another process is told, where the readings show whose way is at fault. A line that says why something
-    failed tells of no end without a reason: `Command 'ssh node-0 ...' returned non-zero exit status 255`.
+    That is an error on one of its lines, or near them a count of missing ranks whom it names. Who waits for the others
+    to join is not missing, whoever waits for it then. What fails on the way to another process is told, where the
+    readings show whose way is at fault. A line that says why something failed tells of no end without a reason:
+    `Command 'ssh node-0 ...' returned non-zero exit status 255`.
     """
     reasons = {place.at for fact in facts if _is_reason(fact) for place in fact.places}
     inferred = [fact for fact in facts if fact.said is Said.INFERRED]
@@ -115,13 +116,16 @@ def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     named = {place.source for fact in inferred if fact.kind is FactKind.MISSING and fact.who for place in fact.places}
     ways = [fact for fact in inferred if fact.kind is FactKind.LINK_FAULT]
     things = {thing for fact in ways for thing in fact.things}
+    joins = (fact for fact in facts if fact.kind is FactKind.WAITED and fact.group is None and fact.seq is None)
+    came = {(fact.attempt, fact.who.rank) for fact in joins if fact.who.rank is not None}
 
     def is_told(fact: Fact) -> bool:
         places = {place.at for place in fact.places}
         if fact.kind is FactKind.ENDED:
             return fact.is_generic and not fact.who and not reasons.isdisjoint(places)
         if fact.kind is FactKind.MISSING and fact.said is not Said.INFERRED:
-            return not fact.who and any(place.source in named for place in fact.places)
+            has_come = fact.seq == START and (fact.attempt, fact.who.rank) in came
+            return has_come or (not fact.who and any(place.source in named for place in fact.places))
         if fact.kind not in _ERRORS or fact.said is Said.INFERRED:
             return False
         is_there = not errors.isdisjoint(places)

@@ -322,6 +322,27 @@ def test_the_outputs_of_several_jobs_and_tasks_are_told_apart_by_name(tmp_path: 
     assert list_jobs(find_sources([str(tmp_path)])) == ["12_1", "12_2", "9"]
 
 
+def test_the_outputs_of_jobs_that_the_user_names_are_told_apart_by_long_numbers(tmp_path: Path) -> None:
+    put(
+        tmp_path, "train-104711.out", "train-104711.err", "llama-7b_lr1e-4_104712.log", "104713_2.out", "x.20261130.err"
+    )
+    assert list_jobs(find_sources([str(tmp_path)])) == ["104711", "104712", "104713_2", "20261130"]
+
+
+def test_numbers_of_ranks_nodes_and_processes_are_no_jobs(tmp_path: Path) -> None:
+    put(
+        tmp_path,
+        "train-127.out",
+        "rank_10412.err",
+        "node-10412.out",
+        "nccl.10412.log",
+        "worker.48213.out",
+        "pid48213.log",
+    )
+    put(tmp_path, "nid000049.log", "n-000049.err")
+    assert list_jobs(find_sources([str(tmp_path)])) == []
+
+
 def test_outputs_that_a_script_names() -> None:
     script = (
         "#!/bin/bash\n#SBATCH -o logs/%x.out\n#SBATCH --error logs/%x.err\nset -e\necho -e 'x'\n"

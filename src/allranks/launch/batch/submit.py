@@ -24,7 +24,16 @@ from glob import glob
 from pathlib import Path
 
 from allranks.files.folder import Folder
-from allranks.host.slurm import JobState, Trial, fill_pattern, find_jobs, list_nodes, submit_script, try_script
+from allranks.host.slurm import (
+    NEVER_STARTS,
+    JobState,
+    Trial,
+    fill_pattern,
+    find_jobs,
+    list_nodes,
+    submit_script,
+    try_script,
+)
 from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.batch_script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
@@ -34,16 +43,6 @@ from allranks.report.text import count_of
 from allranks.wire.secret import SECRET_VARIABLE
 
 STARTS_SOON_S = 2.0
-NEVER_STARTS = {
-    "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
-    "PartitionConfig": "its partition has no nodes that fit it",
-    "PartitionTimeLimit": "its time limit is above that of its partition",
-    "BadConstraints": "no node has what it requests",
-    "DependencyNeverSatisfied": "a job that it depends on has failed",
-    "JobHeldUser": "it is held; scontrol release lets it start",
-    "JobHeldAdmin": "an administrator holds it",
-}
-"""Reasons that time alone does not end. Source: squeue(1), JOB REASON CODES."""
 SHORT_KILL_WAIT_S = 20.0
 EARLY_S = 60
 """SLURM may send the warning this many seconds early. Source: sbatch(1), --signal."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from allranks.files.regular import read_regular
 from allranks.host.programs import run_command
-from allranks.host.slurm import JobState, fill_pattern, find_jobs, find_old_jobs
+from allranks.host.slurm import NEVER_STARTS, JobState, fill_pattern, find_jobs, find_old_jobs
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.rundir import as_file_name
 from allranks.why.logs.sources import JOB_ID, Source, find_paths, keep_first, look_at
@@ -72,6 +72,8 @@ def find_job_sources(job: str) -> tuple[Source, ...]:
         if problem:
             raise problem
         if waiting := next((state for state in jobs if state.is_pending), None):
+            if never := NEVER_STARTS.get(waiting.reason):
+                raise UsageError(f"job {job} cannot start: {never} ({waiting.reason}); see allranks status {job}")
             why = f" ({waiting.reason})" if waiting.reason else ""
             raise UsageError(f"job {job} has not started{why}, so it has no log yet; see allranks status {job}")
         known = "SLURM does not know it" if not jobs else f"no file matches {', '.join(patterns[:3])}"

@@ -104,7 +104,8 @@ def _barrier(reader: FactReader, waiting: Sequence[LogEvent], counts: Sequence[L
 def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
     """Who is absent where the store's host only counts who came: who says that it could not connect.
 
-    Without such a line: who gave up with an exit code; else whoever wrote no line at all, if those are as many.
+    Without such a line: who gave up with an exit code; else whoever wrote no line at all, if those are as many; else
+    whoever is no task of srun.
     """
     for event in counts:
         wanted, absent = _count(event, "wanted"), _count(event, "wanted") - _count(event, "present")
@@ -113,6 +114,7 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         outside.pop(reader.speaker_of(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
         silent = missing_of(_heard(reader), wanted)
+        no_tasks = missing_of(_heard(reader) | _tasks(reader), wanted)
         if 0 < len(named) <= absent:
             told = f"{len(named)} of the others could not connect to the store; {joined}"
             yield from _missing(reader, (event.line, *(outside[who] for who in named[:2])), told, who=named)
@@ -122,6 +124,10 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         elif 0 < len(silent) == absent:
             told = f"{fold_ranks(silent)} wrote nothing; {joined}"
             yield from _missing(reader, (event.line,), told, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
+        elif 0 < len(no_tasks) == absent:
+            told = f"srun tells of no task {', '.join(map(str, no_tasks))}: perhaps it was never started; {joined}"
+            ask = "compare WORLD_SIZE with the number of tasks (--ntasks) in the batch script"
+            yield from _missing(reader, (event.line,), told, ranks=no_tasks, ask=ask)
 
 
 def _absent_agents(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
@@ -157,6 +163,12 @@ def _gave_up(reader: FactReader, absent: int) -> list[int]:
         if 0 < len(found) <= absent:
             return found
     return []
+
+
+def _tasks(reader: FactReader) -> set[int]:
+    """Return the ranks that srun started, as far as it saw them end."""
+    tasks = () if reader.people.are_tasks_agents else reader.logs.of("task-end")
+    return {rank for event in tasks for rank in parse_ranks(event.values["ranks"])}
 
 
 def _heard(reader: FactReader) -> set[int]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from signal import SIGABRT, SIGKILL, SIGTERM
+from signal import SIGABRT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any
 
 from allranks.causes.cause import Trait
-from allranks.facts.fact import Fact, FactKind, Said, Who
+from allranks.facts.fact import NOBODY, Fact, FactKind, Said, Who
 from allranks.model.finding import Confidence
 from allranks.why.facts_of_lines import FactReader, HowEnded, read_ending
 from allranks.why.logs.line import Line
@@ -25,6 +25,7 @@ PATIENCE_S = 20.0
 """A SIGKILL this long after the first failure is the agent's own: it waits 30 s for workers that ignore its SIGTERM."""
 LOOK_S = 1.0
 """torchrun looks at all workers every 0.1 s, and tells of those that ended meanwhile in the order of their ranks."""
+_WARNINGS = frozenset((SIGUSR1, SIGUSR2))
 _OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
 
 
@@ -73,6 +74,15 @@ def _ended(
     about |= {"who": reader.people.know(who), "said": said, "signal": how.signal, "code": how.code}
     if is_kill:
         return reader.state(FactKind.LAUNCHER_KILL, line, **about)
+    if how.signal in _WARNINGS:
+        return reader.state(
+            FactKind.SCHEDULER_END,
+            line,
+            cause="time-limit",
+            told="SLURM's warning before the time limit (sbatch --signal) ended ranks that have no handler for it",
+            confidence=Confidence.LIKELY,
+            **about | {"who": NOBODY, "said": Said.SCHEDULER},
+        )
     words = f"exit code {how.code}" if how.signal is None else f"signal {how.signal}"
     return reader.state(
         FactKind.ENDED,
@@ -117,30 +127,35 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
     After a task failed, or the scheduler ended the job, srun kills the others, and says so in the same words: by
     SIGTERM, half a minute later by SIGKILL. Who aborted may have lost the one that was killed.
     """
-    ended: dict[str, int] = {}
+    tasks = [(_start(reader, event), event) for event in reader.logs.of("task-end")]
+    ended: dict[object, int] = {}
     for event in reader.logs.of(Trait.ENDS_FROM_OUTSIDE, "srun-ends"):
-        ended.setdefault(event.line.source.shown, event.line.number)
-    tasks = list(reader.logs.of("task-end"))
-    first = {event.line.source.shown: event.line.number for event in reversed(tasks)}
-    by_itself = {shown for shown, number in first.items() if number < ended.get(shown, sys.maxsize)}
-    terminated = {e.line.source.shown: e.line.number for e in reversed(tasks) if _how(e).signal == SIGTERM}
-    for event in tasks:
+        ended.setdefault(_start(reader, event), event.line.number)
+    first = {start: event.line.number for start, event in reversed(tasks)}
+    by_itself = {start for start, number in first.items() if number < ended.get(start, sys.maxsize)}
+    terminated = {start: event.line.number for start, event in reversed(tasks) if _how(event).signal == SIGTERM}
+    for start, event in tasks:
         line = event.line
         how = signal, code = read_ending(None, event.values)
         if code == 0 or (code is None and signal is None):
             continue
-        is_after = line.number > ended.get(line.source.shown, line.number)
+        is_after = line.number > ended.get(start, line.number)
         is_agents = has_agents and signal is None  # the task is an agent, which ends with its workers
-        is_early = signal == SIGKILL and line.number < terminated.get(line.source.shown, 0)
-        is_early &= line.source.shown in by_itself  # else the scheduler, or a person, ended the job
+        is_early = signal == SIGKILL and line.number < terminated.get(start, 0)
+        is_early &= start in by_itself  # else the scheduler, or a person, ended the job
         is_kill = signal in {SIGKILL, SIGTERM} and event.values.get("signal") != "Out Of Memory" and is_after
         is_kill = is_agents or (is_kill and not is_early)
         if not is_after and signal != SIGABRT:
-            ended.setdefault(line.source.shown, line.number)
+            ended.setdefault(start, line.number)
         node = event.values["node"]
         whos = [Who(node=node)] if has_agents else named(event)[0]
         for who in whos:
             yield _ended(reader, line, who, how, said=Said.SCHEDULER, is_kill=is_kill)
+
+
+def _start(reader: FactReader, event: LogEvent) -> tuple[str, int]:
+    """Return in which file, and which start of the job, a line stands."""
+    return event.line.source.shown, reader.attempt_of(event.line)
 
 
 def _not_ended(reader: FactReader) -> Iterator[Fact]:

@@ -17,14 +17,17 @@ from allranks.why.people import People
 from allranks.why.step_lines import NUMBER, SLURM, is_of_training, is_step
 
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
-_WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
+NO_FAILURES = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
+"""What lines state that tell of none."""
 _LEAST = 3
 """Minimum number of ranks with steps: of two, one is always behind."""
 
 
 def read_steps(reader: FactReader) -> Iterator[Fact]:
     """Return the last step of each rank in each file."""
-    errors = {event.line.at for event in reader.logs.events if event.kind == "exception" or event.states not in _WELL}
+    errors = {
+        event.line.at for event in reader.logs.events if event.kind == "exception" or event.states not in NO_FAILURES
+    }
     for tail in reader.logs.tails:
         last: dict[object, Line] = {}
         for line in reversed(tail.lines):

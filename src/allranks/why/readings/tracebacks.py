@@ -20,7 +20,7 @@ from allranks.model.raised import is_wrapper
 from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.readings.progress import find_last_steps
+from allranks.why.readings.progress import NO_FAILURES, find_last_steps
 from allranks.why.summaries import SummaryEntry, read_summaries
 
 _LIBRARY = re.compile(
@@ -91,7 +91,7 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
     for event in logs.of(*_PARTS):
         parts[event.line.writer].append(event)
     for event in logs.events if parts else ():
-        if event.states is not None:
+        if event.states not in NO_FAILURES:
             stated[event.line.at].append(event)
     return [traceback for own in parts.values() for traceback in _of_writer(own, stated)]
 
