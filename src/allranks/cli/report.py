@@ -53,12 +53,12 @@ def report(target: str, output: Path | None, log_dir: Path, as_json: bool) -> in
         return Exit.OK
     from allranks.report.page import FILE
 
-    write_page(page, output or run.path / FILE)
+    write_page(page, output or run.path / FILE, is_named=output is not None)
     return Exit.OK
 
 
-def write_page(page: Page, output: Path) -> None:
-    """Write a report where the user wants it, and say where that is.
+def write_page(page: Page, output: Path, *, is_named: bool = True) -> None:
+    """Write a report, and say where it is; `is_named`: the user has chosen that.
 
     Raises:
         SetupError: jinja2 is missing.
@@ -74,7 +74,7 @@ def write_page(page: Page, output: Path) -> None:
         click.echo(text, nl=False)
         return
     try:
-        write_whole(output.resolve(), text)  # a link stays one
+        write_whole(output, text, is_named=is_named)
     except OSError as exc:
         raise UsageError(f"{output}: {(exc.strerror or str(exc)).lower()}; name another file") from exc
     click.echo(printable(str(output)))
