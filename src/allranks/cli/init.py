@@ -68,10 +68,10 @@ def init(
     text = render_toml(tables, title=title)
     cluster = parse_cluster(text, output).cluster  # the file must be readable before it is written
     if as_json:
-        import msgspec
+        from allranks.report.machine import to_json
 
         document = {"cluster": cluster, "reasons": reasons_of(tables), "silent": around.silent, "text": text}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+        click.echo(to_json(document))
     elif is_stdout:
         click.echo(text, nl=False)
     else:

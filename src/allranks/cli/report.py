@@ -47,7 +47,7 @@ def report(target: str, output: Path | None, log_dir: Path, as_json: bool) -> in
         raise UsageError(f"report: {target}: there is no such run in {log_dir}; allranks list prints their ids")
     page = read_page(run.path)
     if as_json:
-        from allranks.report.page import to_json
+        from allranks.report.machine import to_json
 
         click.echo(to_json(page))
         return Exit.OK

@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 
 from allranks.files.folder import Folder
 from allranks.model.ledger import PRODUCTIVE
@@ -113,11 +112,6 @@ def write_whole(path: Path, text: str, *, is_named: bool) -> None:
         return
     path = path.resolve() if is_named else path.absolute()
     Folder.root(path.parent).write_whole(path.name, text.encode("utf-8", "replace"))
-
-
-def to_json(page: Page) -> bytes:
-    """Return what a report shows, as JSON."""
-    return msgspec.json.format(msgspec.json.encode(page), indent=2)
 
 
 def pack_lanes(page: Page) -> dict[str, Any] | None:
