@@ -20,7 +20,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-
 from allranks.files.folder import Folder
 from allranks.model.ledger import PRODUCTIVE
 from allranks.model.time_book import LaneState
@@ -101,8 +100,8 @@ def write_whole(path: Path, text: str, *, is_named: bool) -> None:
     """Write a file, whole or not at all.
 
     Args:
-        is_named: by the user: a link stays one, and a device or pipe is written to. Else others may have left them there:
-            they are replaced.
+        is_named: by the user: a link stays one, and a device or pipe is written to. Else others may have left them
+            there: they are replaced.
 
     Raises:
         OSError: it cannot be written.
