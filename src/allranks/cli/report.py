@@ -64,7 +64,8 @@ def write_page(page: Page, output: Path, *, is_named: bool = True) -> None:
         SetupError: jinja2 is missing.
         UsageError: the file cannot be written.
     """
-    from allranks.report.page import render, write_whole
+    from allranks.files.folder import Folder, write_named
+    from allranks.report.page import render
 
     try:
         text = render(page)
@@ -74,7 +75,11 @@ def write_page(page: Page, output: Path, *, is_named: bool = True) -> None:
         click.echo(text, nl=False)
         return
     try:
-        write_whole(output, text, is_named=is_named)
+        data = text.encode("utf-8", "replace")
+        if is_named:
+            write_named(output, data)
+        else:  # what others have left there is replaced
+            Folder.root(output.parent).write_whole(output.name, data)
     except OSError as exc:
         raise UsageError(f"{output}: {(exc.strerror or str(exc)).lower()}; name another file") from exc
     click.echo(printable(str(output)))

@@ -96,23 +96,6 @@ def write_report(folder: Folder) -> None:
     folder.write_whole(FILE, render(read_page(folder.path)).encode("utf-8", "replace"))
 
 
-def write_whole(path: Path, text: str, *, is_named: bool) -> None:
-    """Write a file, whole or not at all.
-
-    Args:
-        is_named: by the user: a link stays one, and a device or pipe is written to. Else others may have left them
-            there: they are replaced.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if is_named and path.exists() and not path.is_file():  # /dev/stdout, a pipe
-        path.write_text(text, encoding="utf-8", errors="replace")
-        return
-    path = path.resolve() if is_named else path.absolute()
-    Folder.root(path.parent).write_whole(path.name, text.encode("utf-8", "replace"))
-
-
 def pack_lanes(page: Page) -> dict[str, Any] | None:
     """Return what the script draws: the columns of all lanes, packed, and whose they are; None without lanes."""
     lanes = page.lanes
