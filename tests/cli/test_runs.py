@@ -375,7 +375,7 @@ def test_a_run_that_this_user_may_not_read_is_refused_and_hides_no_other(without
     (without_root / "latest").symlink_to("4712")
     assert [path.name for path in list_runs(without_root)] == ["4711"]
     for name in ("4712", "latest", f"{without_root}/4712"):
-        with pytest.raises(UsageError, match="4712: permission denied$"):
+        with pytest.raises(UsageError, match=r"4712: permission denied$"):
             find_run(name, without_root)
     (without_root / "4712").chmod(0o700)
 
