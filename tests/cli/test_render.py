@@ -51,8 +51,14 @@ def values_of(option: click.Option) -> st.SearchStrategy[Any]:
             return TEXTS
 
 
+def is_refused(chosen: dict[str, Any]) -> bool:
+    """Whether flags contradict each other: `render` refuses them as `run` does."""
+    is_no_restart = chosen.get("restart_on_error") and chosen.get("max_restarts") == 0
+    return bool(is_no_restart or (chosen.get("module") and chosen.get("no_python")))
+
+
 CHOSEN = st.fixed_dictionaries({}, optional={name: values_of(option) for name, option in OPTIONS.items()}).filter(
-    lambda chosen: not (chosen.get("module") and chosen.get("no_python"))
+    lambda chosen: not is_refused(chosen)
 )
 
 

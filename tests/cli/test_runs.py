@@ -10,11 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.model.errors import UsageError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, write_status
 from allranks.model.ledger import Category, Ledger, LostTime, RestartCost
 from allranks.report.rundir import RunDir
-from conftest import Allranks, allranks_command, clean_env, wait_until
+from allranks.report.runs import find_run, list_runs
+from conftest import Allranks, allranks_command, clean_env, wait_until, write
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 OLD, NEW = "20261123-031500-41", "20261123-040000-42"
@@ -364,6 +366,18 @@ def test_what_is_no_run_is_refused(verb: str, name: str, words: str, runs: Path,
     assert result.returncode == 2
     assert_one_line(result.stderr)
     assert words in result.stderr
+
+
+def test_a_run_that_this_user_may_not_read_is_refused_and_hides_no_other(without_root: Path) -> None:
+    for job in ("4711", "4712"):
+        write(without_root / job / "attempt_0/events.jsonl", "")
+    (without_root / "4712").chmod(0)
+    (without_root / "latest").symlink_to("4712")
+    assert [path.name for path in list_runs(without_root)] == ["4711"]
+    for name in ("4712", "latest", f"{without_root}/4712"):
+        with pytest.raises(UsageError, match=r"4712: permission denied$"):
+            find_run(name, without_root)
+    (without_root / "4712").chmod(0o700)
 
 
 def test_without_a_run_there_is_no_latest(allranks: Allranks) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.files.folder import Folder, can_swap, why_not_ours
+from allranks.files.folder import Folder, can_swap, why_not_ours, write_named
 from allranks.launch.book_writer import BookWriter
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
@@ -312,3 +312,16 @@ def test_what_is_no_file_is_not_written_to(tmp_path: Path, kind: str) -> None:
     if kind != "directory":
         folder.write_whole("events.jsonl", b"new")  # takes its place
     assert victim.read_text() == "as it was"
+
+
+def test_a_file_that_the_user_has_named_may_be_a_link_or_a_pipe(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("file")
+    write_named(link, b"1")
+    assert link.is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"1"
+    reader, writer = os.pipe()
+    write_named(Path(f"/dev/fd/{writer}"), b"2")
+    assert os.read(reader, 2) == b"2"
+    os.close(reader)
+    os.close(writer)

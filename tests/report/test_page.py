@@ -8,6 +8,7 @@ import json
 import os
 import re
 import zlib
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from allranks.model.curve import CurvePoint
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, write_status
 from allranks.model.ledger import Category, Ledger, LostTime
-from allranks.report.page import render, to_json
+from allranks.report.machine import to_json
+from allranks.report.page import render
 from allranks.report.page_cards import FAILED, parse_roll_call
 from allranks.report.page_charts import draw, split_budget, thin_out
 from allranks.report.page_curves import PageCurve, draw_values
@@ -29,7 +31,7 @@ from conftest import Tell
 from made_run import BEGUN_S, HANG, make_run
 
 FAILURE = Verdict(job="4711", attempt=0, exit_code=124, findings=(HANG,))
-EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}\x1b[31m\u202e'\"&"
+EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}\x1b[31m\x7f\u202e'\"&"
 LATER_S = BEGUN_S + 7260.0
 
 
@@ -126,7 +128,7 @@ def test_secrets_are_not_in_it(tmp_path: Path) -> None:
             file.write(json.dumps({"event": event, "command": ["a.py", told], "rank": 1, "message": told}) + "\n")
     page = read_page(run, now_s=LATER_S)
     assert "WANDB_API_KEY" in render(page)
-    for text in (render(page), to_json(page).decode()):
+    for text in (render(page), to_json(page)):
         assert text.count("HF_TOKEN=(hidden)") >= 6
         assert "hf_abcdef" not in text
         assert "0123456789abcdef" not in text
@@ -170,13 +172,13 @@ def test_foreign_texts_are_escaped_everywhere(tmp_path: Path) -> None:
         )))
     )  # fmt: skip
     (attempt / EVIL.replace("/", "")).mkdir()
-    text = render(read_page(run, now_s=LATER_S))
+    page = read_page(run, now_s=LATER_S)
+    text = render(page)
     read = Read(text)
     assert text.count("{{ 7 * 7 }}") > 20
     assert {name for name, _ in read.tags}.isdisjoint({"img", "iframe"})
     assert len(read.all("script")) == 2  # the lanes' data, and its own
-    assert "\x1b" not in text
-    assert "\u202e" not in text
+    assert {"\x1b", "\x7f", "\u202e"}.isdisjoint(text + to_json(page))
     assert {tag["id"] for tag in read.all("section")} >= {"verdict", "findings", "fault", "environment", "events"}
 
 
@@ -370,6 +372,18 @@ def test_report_writes_the_page_where_it_is_told(tmp_path: Path, tell: Tell) -> 
         2,
         "error: no/such.html: no such file or directory; name another file\n",
     )
+
+
+@pytest.mark.parametrize("leave", [lambda path: path.symlink_to("../../mine"), os.mkfifo], ids=["link", "pipe"])
+def test_what_others_left_in_the_place_of_a_report_is_replaced(
+    tmp_path: Path, tell: Tell, leave: Callable[[Path], object]
+) -> None:
+    page = make_run(tmp_path / "runs", verdict=FAILURE) / "report.html"
+    (tmp_path / "mine").write_text("kept")
+    leave(page)
+    assert tell("report", "4711").code == 0
+    assert is_own_file(page)
+    assert (tmp_path / "mine").read_text() == "kept"
 
 
 def test_why_makes_a_page_of_foreign_logs(tmp_path: Path, tell: Tell) -> None:

@@ -69,8 +69,8 @@ def test_what_agents_write_is_read_back_as_it_was_written() -> None:
 
 
 def test_a_run_of_an_older_version_is_read_back() -> None:
-    """Its events lack fields; what this version does not know of them is left out."""
-    told = {"event": "started", "members": ["node01"], "pid": 7, "colour": "red"}
+    """Its events lack fields; what this version does not know of them, and a null, is left out."""
+    told = {"event": "started", "members": ["node01"], "pid": 7, "max_restarts": None, "colour": "red"}
     assert parse_events(lines(told)).lines == ({"event": "started", "members": ("node01",), "pid": 7},)
 
 

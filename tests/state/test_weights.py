@@ -106,6 +106,19 @@ def test_an_export_onto_a_full_disk_is_one_line_and_leaves_nothing(
     assert not [*tmp_path.iterdir()]
 
 
+def test_an_export_replaces_no_device_and_no_link(allranks: Allranks, checkpoints: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused = allranks("export", checkpoints / "step_1", "--torch", "pipe")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "error: export: pipe is no regular file; name another one\n",
+    )
+    (tmp_path / "link").symlink_to("out")
+    allranks("export", checkpoints / "step_1", "--torch", "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "out").is_file()
+
+
 def test_an_export_without_safetensors_says_what_to_install(
     allranks: Allranks, checkpoints: Path, tmp_path: Path
 ) -> None:

@@ -35,6 +35,8 @@ VERBS = (
     ("why", RUN),
     ("logs", RUN),
     ("stack", RUN),
+    ("top", "--once", RUN),
+    ("report", RUN),
     ("cancel", RUN),
     ("clean", "--yes", "--keep", "0"),
 )
@@ -168,6 +170,8 @@ TREES: dict[str, Callable[[Path], object]] = {
     "latest that leaves runs": lambda runs: (runs / "latest").unlink() or (runs / "latest").symlink_to("../victim"),
     "latest that is itself": lambda runs: (runs / "latest").unlink() or (runs / "latest").symlink_to("latest"),
     "latest that is a directory": lambda runs: (runs / "latest").unlink() or (runs / "latest").mkdir(),
+    "a report that is a link": lambda runs: (runs / RUN / "report.html").symlink_to("../../victim/file"),
+    "a report that is a fifo": lambda runs: os.mkfifo(runs / RUN / "report.html"),
     "output that is a fifo": lambda runs: (
         (runs / ATTEMPT / NODE / "rank_0.out").unlink() or os.mkfifo(runs / ATTEMPT / NODE / "rank_0.out")
     ),

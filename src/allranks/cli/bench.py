@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,13 +264,15 @@ class _Run:
         from allranks.comm.bench import count_untested
         from allranks.comm.bench_table import find_table
         from allranks.comm.bench_table import to_json as table_to_json
+        from allranks.files.folder import Folder, write_named
 
         table, written = self.table, list[str]()
         if not self.problem and any(row.wrong for row in table.rows):
             self.problem = "collectives: wrong results; see the column #wrong"
         # Half a table would mislead those who read it, and streams alone would take the place of a whole one.
         if not self.problem and (table.rows or not find_table(log_dir).exists()):
-            written += self._write(find_table(log_dir), table_to_json(table))
+            path = find_table(log_dir)
+            written += self._write(path, lambda: Folder.root(path.parent).write_whole(path.name, table_to_json(table)))
         if plot == _BARS and table.rows:
             from allranks.comm.chart import draw_bars
 
@@ -278,7 +281,7 @@ class _Run:
         elif plot is not None and table.rows:
             from allranks.comm.chart import draw_svg
 
-            written += self._write(plot, draw_svg(table).encode())
+            written += self._write(plot, lambda: write_named(plot, draw_svg(table).encode()))
         is_untold = bool(self.marks and self.marks.unjudged)
         is_bad = bool(self.findings or self.problem or self.unwritten)
         code = Exit.USER_CODE if is_bad else Exit.UNKNOWN if is_untold else Exit.OK
@@ -313,13 +316,11 @@ class _Run:
         )
         return code
 
-    def _write(self, path: Path, data: bytes) -> list[str]:
-        """Write a file, whole or not at all; returns its path, if it was written."""
-        from allranks.files.folder import Folder
-
+    def _write(self, path: Path, write: Callable[[], object]) -> list[str]:
+        """Write a file, and its directory if it is missing; returns its path, if it was written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            Folder.root(path.parent).write_whole(path.name, data)
+            write()
             return [str(path)]
         except OSError as exc:
             self.unwritten = f"{path} cannot be written: {(exc.strerror or str(exc)).lower()}"

@@ -55,7 +55,7 @@ def init(
     from allranks.report.toml_writer import render_toml
 
     is_stdout = as_json or str(output) == "-"
-    if not is_stdout and output.exists() and not force:
+    if not is_stdout and output.is_file() and not force:
         raise UsageError(f"init: {output} exists; replace it with --force, or name another file with --output")
     asked = Asked(**flags)
     if standalone and asked.is_any:
@@ -68,10 +68,10 @@ def init(
     text = render_toml(tables, title=title)
     cluster = parse_cluster(text, output).cluster  # the file must be readable before it is written
     if as_json:
-        import msgspec
+        from allranks.report.machine import to_json
 
         document = {"cluster": cluster, "reasons": reasons_of(tables), "silent": around.silent, "text": text}
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+        click.echo(to_json(document))
     elif is_stdout:
         click.echo(text, nl=False)
     else:
@@ -142,9 +142,9 @@ def _silent(held: Held) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
-    from allranks.files.folder import Folder
+    from allranks.files.folder import write_named
 
     try:
-        Folder.root(path.parent).write_whole(path.name, text.encode())
+        write_named(path, text.encode())
     except OSError as exc:
         raise UsageError(f"init: {path}: {exc.strerror}; name another file with --output") from exc

@@ -183,9 +183,9 @@ def submit(dry_run: bool, is_waiting: bool, is_followed: bool, as_json: bool, **
     is_first = not os.path.lexists(Path(options.chdir or ".", flags["log_dir"], LATEST))
     submission = submit_job(text, options, env=env, log_dir=flags["log_dir"])
     if as_json:
-        import msgspec
+        from allranks.report.machine import to_json
 
-        click.echo(msgspec.json.encode(submission))
+        click.echo(to_json(submission, indent=None))
     else:
         _tell(submission)
         _note_withheld(withheld)

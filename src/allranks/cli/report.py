@@ -47,24 +47,25 @@ def report(target: str, output: Path | None, log_dir: Path, as_json: bool) -> in
         raise UsageError(f"report: {target}: there is no such run in {log_dir}; allranks list prints their ids")
     page = read_page(run.path)
     if as_json:
-        from allranks.report.page import to_json
+        from allranks.report.machine import to_json
 
         click.echo(to_json(page))
         return Exit.OK
     from allranks.report.page import FILE
 
-    write_page(page, output or run.path / FILE)
+    write_page(page, output or run.path / FILE, is_named=output is not None)
     return Exit.OK
 
 
-def write_page(page: Page, output: Path) -> None:
-    """Write a report where the user wants it, and say where that is.
+def write_page(page: Page, output: Path, *, is_named: bool = True) -> None:
+    """Write a report, and say where it is; `is_named`: the user has chosen that.
 
     Raises:
         SetupError: jinja2 is missing.
         UsageError: the file cannot be written.
     """
-    from allranks.report.page import render, write_whole
+    from allranks.files.folder import Folder, write_named
+    from allranks.report.page import render
 
     try:
         text = render(page)
@@ -74,7 +75,11 @@ def write_page(page: Page, output: Path) -> None:
         click.echo(text, nl=False)
         return
     try:
-        write_whole(output.resolve(), text)  # a link stays one
+        data = text.encode("utf-8", "replace")
+        if is_named:
+            write_named(output, data)
+        else:  # what others have left there is replaced
+            Folder.root(output.parent).write_whole(output.name, data)
     except OSError as exc:
         raise UsageError(f"{output}: {(exc.strerror or str(exc)).lower()}; name another file") from exc
     click.echo(printable(str(output)))

@@ -197,6 +197,19 @@ class Folder:
             raise
 
 
+def write_named(path: Path, data: bytes) -> None:
+    """Write a file that the user has named, whole or not at all: a link stays one, a device or pipe is written to.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
+        path.write_bytes(data)
+        return
+    path = path.resolve()
+    Folder.root(path.parent).write_whole(path.name, data)
+
+
 def why_not_ours(owner: int, own_uid: int) -> str | None:
     """Return why a directory must not be written to, as part of a sentence; None: it belongs to this process. Pure.
 

@@ -29,6 +29,7 @@ from allranks.launch.check.where import SrunNodes
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import end_srun, step_env
 from allranks.model.errors import AllranksError, Exit, StoppedBySignal, UsageError
+from allranks.model.foreign import Unreadable, decode_json
 from allranks.report.text import count_of, print_error, printable, say
 
 MAX_BYTES = 8 << 20
@@ -154,8 +155,8 @@ def read_measurement(path: Path) -> Measurement | None:
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=Measurement)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        return decode_json(data, Measurement)
+    except Unreadable as exc:
         raise AllranksError(f"advise: {path}: not a measurement ({exc})") from exc
 
 

@@ -20,8 +20,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from allranks.files.folder import Folder
 from allranks.model.ledger import PRODUCTIVE
 from allranks.model.time_book import LaneState
@@ -96,23 +94,6 @@ def write_report(folder: Folder) -> None:
         ImportError: jinja2 is missing.
     """
     folder.write_whole(FILE, render(read_page(folder.path)).encode("utf-8", "replace"))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file of the user, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
-        path.write_text(text, encoding="utf-8", errors="replace")
-        return
-    Folder.root(path.absolute().parent).write_whole(path.name, text.encode("utf-8", "replace"))
-
-
-def to_json(page: Page) -> bytes:
-    """Return what a report shows, as JSON."""
-    return msgspec.json.format(msgspec.json.encode(page), indent=2)
 
 
 def pack_lanes(page: Page) -> dict[str, Any] | None:

@@ -240,8 +240,9 @@ def read_events(file: BinaryIO, *, until: str = "") -> RunEvents:
         if isinstance(known, NetworkEvent):
             network = known
             continue
-        # A default is no word of the line: a reader may ask whether it has said something.
-        fields = {name: getattr(known, name) for name in known.__struct_fields__ if name in told}
+        # A default and a null are no words of the line: a reader may ask whether it has said something.
+        values = {name: getattr(known, name) for name in known.__struct_fields__ if name in told}
+        fields = {name: value for name, value in values.items() if value is not None}
         lines.append({"event": event} | fields)
         if event == until:
             break

@@ -145,18 +145,32 @@ def find_run(text: str, log_dir: Path) -> Run | None:
         text: a run's id, `latest`, or the path of a run directory.
         log_dir: parent of the run directories.
     Raises:
-        UsageError: `latest`, and there is no run yet.
+        UsageError: `latest`, and there is no run yet; or it is one of somebody else, which cannot be read.
     """
     name = text.strip("/")
     if name == LATEST:
         path = log_dir / (log_dir / LATEST).resolve().name
         if path.name == LATEST or not path.is_dir():
             raise UsageError(f"latest: there is no run in {log_dir} yet")
+        _refuse_unreadable(path)
         return read_run(path)
     path = Path(text) if "/" in name else log_dir / name
     if "/" in name and path.name == LATEST:
         return find_run(LATEST, path.parent)
-    return read_run(path) if name and as_file_name(path.name) == path.name and is_run(path) else None
+    if not name or as_file_name(path.name) != path.name:
+        return None
+    _refuse_unreadable(path)
+    return read_run(path) if is_run(path) else None
+
+
+def _refuse_unreadable(path: Path) -> None:
+    """Raise UsageError if this user may not list a directory, or may not know whether it is there."""
+    try:
+        os.scandir(path).close()
+    except PermissionError as exc:
+        raise UsageError(f"{path}: permission denied") from exc
+    except OSError:
+        return
 
 
 def list_runs(log_dir: Path) -> list[Path]:
@@ -173,13 +187,13 @@ def list_runs(log_dir: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is the run directory of a job."""
-    if not path.is_dir():
-        return False
-    attempts = path.glob("attempt_*")
-    return any((path / mark).exists() for mark in _MARKS) or any(
-        next(attempt.glob(mark), None) for attempt in attempts for mark in _MARKS_OF_ATTEMPT
-    )
+    """Whether a directory is the run directory of a job, as far as this user may read it."""
+    with contextlib.suppress(PermissionError):
+        return path.is_dir() and (
+            any((path / mark).exists() for mark in _MARKS)
+            or any(next(attempt.glob(mark), None) for attempt in path.glob("attempt_*") for mark in _MARKS_OF_ATTEMPT)
+        )
+    return False
 
 
 def read_run(path: Path) -> Run:

@@ -61,6 +61,7 @@ def test_an_object_is_text_time_and_writer(line: str, text: str, who: dict[str, 
     [
         "plain\n{}\n", "{'loss': 1.2}\n", '{"loss": 1.2}\n', '{"message": {"message": "x"}}\n', "{\n", "[1]\n", "",
         '{"msg": "x"}\nplain\nplain\n', '{"msg": "x"}\n{"msg": 3}\n', '{"msg": "' + "x" * 100_000 + '"}\n',
+        '{"msg":' * 3000,
     ],
 )  # fmt: skip
 def test_other_logs_are_read_as_they_are(data: str) -> None:

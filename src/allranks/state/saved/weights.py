@@ -53,12 +53,15 @@ def export(checkpoint: Path, out: Path, *, part: str, as_safetensors: bool) -> i
     """Write what `load_weights` returns to a file, and return the number of its tensors.
 
     Args:
-        out: replaced if it is there.
+        out: replaced if it is there; a link stays one.
         as_safetensors: else as `torch.save` does.
     Raises:
-        UsageError: also if safetensors cannot hold it.
+        UsageError: also if safetensors cannot hold it, or out is no regular file.
         OSError: the file cannot be written.
     """
+    if out.exists() and not out.is_file():
+        raise UsageError(f"export: {out} is no regular file; name another one")
+    out = out.resolve()
     state = load_weights(checkpoint, part=part)
     for name, value in state.items() if as_safetensors else ():
         if not isinstance(value, torch.Tensor) or name_of(value.dtype) not in CODES:

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.model.foreign import UNREADABLE
 from allranks.why.logs.formats import load_formats
 
 _FEW_KEYS = 3
@@ -83,7 +84,7 @@ def _read_object(line: bytes) -> dict[str, Any] | None:
     """Return a line's JSON object; None if it is none."""
     try:
         found = _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     return found if isinstance(found, dict) else None
 
