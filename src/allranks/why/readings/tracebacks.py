@@ -21,7 +21,6 @@ from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.readings.progress import find_last_steps
-from allranks.why.summaries import SummaryEntry, read_summaries
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
@@ -130,6 +129,8 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 # Python prints the first exception first: it is the reason, unless the script handles it.
                 last, is_handled = found[-1], was_linked.startswith("During handling")
                 is_told_better = (is_handled and last.kind in _BRANCHES) or (last.is_consequence > one.is_consequence)
+                # A library caught its own exception, and raises for the script what is to be read.
+                is_told_better |= not last.user_frame and bool(one.user_frame) and not last.is_known
                 if is_told_better and not last.is_explained and one.frames:
                     found.pop()
                 elif last.is_explained or not one.is_explained:
@@ -152,9 +153,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     below had caught it.
     """
     tracebacks = read_tracebacks(reader.logs)
-    entries = read_summaries(reader.logs)
     ends = (one for one in tracebacks if one.frames and reader.may_end(one.line))
-    last = {_name_process(one.line, entries, reader): one for one in ends}
+    last = {_name_process(one.line, reader): one for one in ends}
     is_only_begun = not any(one.kind or one.frames for one in tracebacks)  # or frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
@@ -164,9 +164,9 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     for traceback in own:
         if by_writer and not traceback.kind and not is_only_begun:
             continue
-        line, entry = traceback.line, _find_entry(traceback.line, entries)
-        who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
-        same = by_writer.setdefault(process := _name_process(line, entries, reader), [])
+        line, whos = traceback.line, reader.speakers_of(traceback.line)
+        who = whos[0]
+        same = by_writer.setdefault(process := _name_process(line, reader), [])
         is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process
         if same and (not is_again or len(same) == MAX_RAISED):
             continue
@@ -185,33 +185,27 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
-        yield reader.state(
-            FactKind.RAISED,
-            line,
-            more=[frame.line] if frame else [],
-            who=who,
-            when=reader.times.of(entry.when if entry else line),
-            cause=cause.name,
-            confidence=confidence if known.kind else Confidence.UNDECIDED,
-            alternatives=() if is_sure else cause.also,
-            told=(f"{where}: " if where else "") + text[:300],
-            is_generic=not known.is_known or not reader.may_end(line),
-            is_fatal=reader.may_end(line) and not has_gone_on,
-            things=(where,) if where else (),
-        )
+        for who in whos:
+            yield reader.state(
+                FactKind.RAISED,
+                line,
+                more=[frame.line] if frame else [],
+                who=who,
+                when=reader.time_of(line),
+                cause=cause.name,
+                confidence=confidence if known.kind else Confidence.UNDECIDED,
+                alternatives=() if is_sure else cause.also,
+                told=(f"{where}: " if where else "") + text[:300],
+                is_generic=not known.is_known or not reader.may_end(line),
+                is_fatal=reader.may_end(line) and not has_gone_on,
+                things=(where,) if where else (),
+            )
 
 
-def _find_entry(line: Line, entries: Sequence[SummaryEntry]) -> SummaryEntry | None:
-    """Return the entry of torchrun's summary that an exception is part of, indented; None: its process wrote it."""
-    reported = entries if line.text.startswith("  ") else ()
-    above = (entry for entry in reported if entry.when.source == line.source and entry.when.number < line.number)
-    return max(above, key=lambda entry: entry.when.number, default=None)
-
-
-def _name_process(line: Line, entries: Sequence[SummaryEntry], reader: FactReader) -> object:
+def _name_process(line: Line, reader: FactReader) -> object:
     """Return what tells the processes of exceptions apart."""
-    entry = _find_entry(line, entries)
-    return line.writer, entry.when.number if entry else 0, reader.attempt_of(line)
+    entry = reader.entry_of(line)
+    return line.writer, reader.people.announced(line), entry.when.number if entry else 0, reader.attempt_of(line)
 
 
 def _is_explained(line: Line, stated: _Stated) -> bool:
