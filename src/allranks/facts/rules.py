@@ -57,7 +57,12 @@ def lost_before(reason: Item, effect: Item) -> bool:
 
 
 def _have_ended_together(one: Item, other: Item) -> bool:
-    ends = [end.when for item in (one, other) for end in item.effects if end.kind is FactKind.ENDED and end.process == item.process]
+    ends = [
+        end.when
+        for item in (one, other)
+        for end in item.effects
+        if end.kind is FactKind.ENDED and end.process == item.process
+    ]
     if len(ends) != 2 or ends[0].clock != ends[1].clock or None in {end.latest_s for end in ends}:
         return False
     return max(ends[0].after_s(ends[1]), ends[1].after_s(ends[0])) <= MONITOR_S

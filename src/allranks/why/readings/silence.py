@@ -28,7 +28,9 @@ _GOES_ON = re.compile(
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
-_EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): |(?i:\b(?:failed|error|exception)(?: [a-z ]{1,30})?: (?![0-9]))")
+_EXCEPTION = re.compile(
+    r"^[\w.]*[a-z](?:Error|Exception): |(?i:\b(?:failed|error|exception)(?: [a-z ]{1,30})?: (?![0-9]))"
+)
 """Its text may have `'--epochs', '180'` or `in batch 12` in it; a number behind `error: ` is a metric."""
 _BAR = re.compile(r"\b[0-9]{1,3}%\|[^|]{0,200}\| (?!(\S{1,30})/\1 \[)(?P<at>\S{1,30}/\S{1,30}) \[")
 """A bar of tqdm that has not come to its end; it rounds 9996/10000 to 100 %."""
