@@ -34,10 +34,14 @@ _EXCEPTION = re.compile(
 """Its text may have `'--epochs', '180'` or `in batch 12` in it; a number behind `error: ` is a metric."""
 _BAR = re.compile(r"\b[0-9]{1,3}%\|[^|]{0,200}\| (?!(\S{1,30})/\1 \[)(?P<at>\S{1,30}/\S{1,30}) \[")
 """A bar of tqdm that has not come to its end; it rounds 9996/10000 to 100 %."""
-_COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b")
+_COMPLAINS = re.compile(
+    r"(?i)^(?!.*\bcontinuing\b).*\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b"
+)
 """What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
-_HARMLESS = r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+_HARMLESS = (
+    r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning|[Cc]ontinuing)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+)
 """Lines that say themselves that they are no failure."""
 _ASK_OTHERS = "allranks does not know this failure: the lines before these, and the logs of the other ranks"
 _DIALS = r"Connection refused(?:, retrying|\)\.$)| - retrying \(try="

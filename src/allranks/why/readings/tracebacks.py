@@ -24,7 +24,7 @@ from allranks.why.readings.progress import find_last_steps
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
-    r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
+    r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]|\.p(?:yx|xd|xi)$"
 )
 _NO_SCRIPTS = ("<string>", "<stdin>")
 _COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]\w+\.py$")  # DTensor, FSDP and checkpoints are below
@@ -181,10 +181,12 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_told = is_told and not known.is_of_communication
         outermost = known.frames[0].values["file"] if known.frames else ""
         is_of_script = outermost and not outermost.startswith(_NO_SCRIPTS)  # else a logger wrote it, or `python -c`
-        has_gone_on = not is_of_script and line.number < steps.get(line.source.shown, 0)
+        is_logged = not is_of_script or (known.user_frame is None and not reader.may_end(line))  # by a library
+        has_gone_on = is_logged and line.number < steps.get(line.source.shown, 0)
         is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
+        confidence = confidence.at_most(Confidence.UNDECIDED) if has_gone_on else confidence
         for who in whos:
             yield reader.state(
                 FactKind.RAISED,
