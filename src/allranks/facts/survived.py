@@ -106,7 +106,12 @@ class _Attempt:
             is_days_ago = not item.fact.is_of_job and later.is_days_before(item)
             return is_later_there or is_days_ago or later.is_by_time("anybody", item, CLOCKS_S)
         is_logged = item.kind is FactKind.RAISED and item.fact.confidence is Confidence.UNDECIDED
-        if is_logged and not item.fact.is_fatal and item.process not in self._ends and later.is_by_line("anybody", item):
+        if (
+            is_logged
+            and not item.fact.is_fatal
+            and item.process not in self._ends
+            and later.is_by_line("anybody", item)
+        ):
             return True
         is_its_last = self._has_ended(item) and (item.kind is FactKind.RAISED or item.sort in SUFFERED)
         if is_its_last or not _may_be_caught(item) or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:

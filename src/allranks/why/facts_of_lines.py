@@ -94,7 +94,7 @@ class FactReader:
 
     def entry_of(self, line: Line) -> SummaryEntry | None:
         """Return the worker of torchrun's summary whose exception this line is; None: its process wrote it."""
-        is_quoted = line.text.startswith("  ") and line.at in self._exceptions
+        is_quoted = line.text[:1].isspace() and line.at in self._exceptions
         entries = self._entries.get(line.source.shown, ()) if is_quoted else ()
         above = (entry for entry in entries if 0 < line.number - entry.when.number <= ENTRY_LINES)
         above = (entry for entry in above if entry.when.writer == line.writer)

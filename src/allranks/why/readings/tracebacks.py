@@ -215,12 +215,14 @@ def _is_explained(line: Line, stated: _Stated) -> bool:
 
     A line with a logger's own header is not part of an exception's message.
     """
+    is_bare = line.text.endswith(":")  # its message stands below: rich breaks long lines
     for number in range(line.number, line.number + _REACH + 1):
         for event in stated.get((line.source.shown, number), ()):
             if number == line.number and Trait.ERROR_OF_SCRIPT in event.traits:
                 continue
             is_headed = event.line.time is not None or Trait.REPORTED_BY_WATCHERS in event.traits
-            if number == line.number or not (event.is_loss or is_headed or _is_anothers(event.line, line)):
+            is_others = (event.is_loss and not is_bare) or is_headed or _is_anothers(event.line, line)
+            if number == line.number or not is_others:
                 return True
     return False
 
