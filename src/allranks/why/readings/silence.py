@@ -35,7 +35,8 @@ _EXCEPTION = re.compile(
 _BAR = re.compile(r"\b[0-9]{1,3}%\|[^|]{0,200}\| (?!(\S{1,30})/\1 \[)(?P<at>\S{1,30}/\S{1,30}) \[")
 """A bar of tqdm that has not come to its end; it rounds 9996/10000 to 100 %."""
 _COMPLAINS = re.compile(
-    r"(?i)^(?!.*\bcontinuing\b).*\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b"
+    r"(?i)^(?!.*\bcontinuing\b)"
+    r".*\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b"
 )
 """What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
