@@ -105,18 +105,24 @@ class _Attempt:
             is_later_there = later.is_by_time(("on", item.who.node), item, GOES_ON_S)
             is_days_ago = not item.fact.is_of_job and later.is_days_before(item)
             return is_later_there or is_days_ago or later.is_by_time("anybody", item, CLOCKS_S)
-        is_logged = item.kind is FactKind.RAISED and item.fact.confidence is Confidence.UNDECIDED
-        if (
-            is_logged
-            and not item.fact.is_fatal
-            and item.process not in self._ends
-            and later.is_by_line("anybody", item)
-        ):
+        if self._was_overcome(item):
             return True
         is_its_last = self._has_ended(item) and (item.kind is FactKind.RAISED or item.sort in SUFFERED)
         if is_its_last or not _may_be_caught(item) or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             return False
         return later.is_by_time("anybody", item, GOES_ON_S)
+
+    def _was_overcome(self, item: Item) -> bool:
+        """Whether a line was no more than a warning or a logged exception: nobody saw an end, and the others went on.
+
+        An exception may be of a process whose end the others see some steps later; what is printed may be late.
+        """
+        is_below = self._later.is_by_line("anybody", item)
+        if item.kind is FactKind.RAISED and item.fact.confidence is not Confidence.CERTAIN:
+            is_logged = item.fact.confidence is Confidence.UNDECIDED and not item.fact.is_fatal
+            is_later = not self._ends and self._later.is_by_time("anybody", item, GOES_ON_S)
+            return is_later or (is_logged and is_below and item.process not in self._ends)
+        return item.kind is FactKind.SETTING and is_below and not self._ends
 
     def is_doubtful(self, item: Item) -> bool:
         """Whether an exception may have been caught, so that its process went on."""
