@@ -120,8 +120,8 @@ class _Attempt:
         is_below = self._later.is_by_line("anybody", item)
         if item.kind is FactKind.RAISED and item.fact.confidence is not Confidence.CERTAIN:
             is_logged = item.fact.confidence is Confidence.UNDECIDED and not item.fact.is_fatal
-            is_later = not self._ends and self._later.is_by_time("anybody", item, GOES_ON_S)
-            return is_later or (is_logged and is_below and item.process not in self._ends)
+            is_later = is_below or self._later.is_by_time("anybody", item, GOES_ON_S)
+            return (is_later and not self._ends) or (is_logged and is_below and item.process not in self._ends)
         return item.kind is FactKind.SETTING and is_below and not self._ends
 
     def is_doubtful(self, item: Item) -> bool:

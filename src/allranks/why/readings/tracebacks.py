@@ -182,8 +182,10 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         outermost = known.frames[0].values["file"] if known.frames else ""
         is_of_script = outermost and not outermost.startswith(_NO_SCRIPTS)  # else a logger wrote it, or `python -c`
         is_logged = not is_of_script or (known.user_frame is None and not reader.may_end(line))  # by a library
-        has_gone_on = is_logged and line.number < steps.get(line.source.shown, 0)
-        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not (is_caught or has_gone_on)
+        has_steps_below = line.number < steps.get(line.source.shown, 0)
+        has_gone_on = is_logged and has_steps_below
+        is_last_word = reader.is_uncaught(line) or (bool(who) and not has_steps_below)
+        is_sure = is_told and is_last_word and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
         confidence = confidence.at_most(Confidence.UNDECIDED) if has_gone_on else confidence
