@@ -160,6 +160,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     steps = find_last_steps(reader.logs) if own else {}
+    has_ends = next(reader.logs.of("agent-failed", "failures", "launcher-failed", "task-end"), None) is not None
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
         if by_writer and not traceback.kind and not is_only_begun:
@@ -184,7 +185,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_logged = not is_of_script or (known.user_frame is None and not reader.may_end(line))  # by a library
         has_steps_below = line.number < steps.get(line.source.shown, 0)
         has_gone_on = is_logged and has_steps_below
-        is_last_word = reader.is_uncaught(line) or (bool(who) and not has_steps_below)
+        is_last_word = reader.is_uncaught(line) or (bool(who) and (has_ends or not has_steps_below))
         is_sure = is_told and is_last_word and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
