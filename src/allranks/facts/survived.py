@@ -113,16 +113,16 @@ class _Attempt:
         return later.is_by_time("anybody", item, GOES_ON_S)
 
     def _was_overcome(self, item: Item) -> bool:
-        """Whether a line was no more than a warning or a logged exception: nobody saw an end, and the others went on.
+        """Whether it was an exception that its program caught: nobody saw its process end, and the others went on.
 
-        An exception may be of a process whose end the others see some steps later; what is printed may be late.
+        What is printed may be late: steps in a line below count if nobody saw any end, or if a library logged it.
         """
+        if item.kind is not FactKind.RAISED or item.fact.confidence is Confidence.CERTAIN:
+            return False
+        is_logged = item.fact.confidence is Confidence.UNDECIDED and not item.fact.is_fatal
         is_below = self._later.is_by_line("anybody", item)
-        if item.kind is FactKind.RAISED and item.fact.confidence is not Confidence.CERTAIN:
-            is_logged = item.fact.confidence is Confidence.UNDECIDED and not item.fact.is_fatal
-            is_later = is_below or self._later.is_by_time("anybody", item, GOES_ON_S)
-            return (is_later and not self._ends) or (is_logged and is_below and item.process not in self._ends)
-        return item.kind is FactKind.SETTING and is_below and not self._ends
+        is_later = is_below or self._later.is_by_time("anybody", item, GOES_ON_S)
+        return (is_later and not self._ends) or (is_logged and is_below and item.process not in self._ends)
 
     def is_doubtful(self, item: Item) -> bool:
         """Whether an exception may have been caught, so that its process went on."""
