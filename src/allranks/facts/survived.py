@@ -113,16 +113,10 @@ class _Attempt:
         return later.is_by_time("anybody", item, GOES_ON_S)
 
     def _was_overcome(self, item: Item) -> bool:
-        """Whether it was an exception that its program caught: nobody saw its process end, and the others went on.
-
-        What is printed may be late: steps in a line below count if nobody saw any end, or if a library logged it.
-        """
-        if item.kind is not FactKind.RAISED or item.fact.confidence is Confidence.CERTAIN:
+        """Whether it was an exception that its program caught: nobody saw a process end, and the others went on."""
+        if item.kind is not FactKind.RAISED or item.fact.confidence is Confidence.CERTAIN or self._ends:
             return False
-        is_logged = item.fact.confidence is Confidence.UNDECIDED and not item.fact.is_fatal
-        is_below = self._later.is_by_line("anybody", item)
-        is_later = is_below or self._later.is_by_time("anybody", item, GOES_ON_S)
-        return (is_later and not self._ends) or (is_logged and is_below and item.process not in self._ends)
+        return self._later.is_by_line("anybody", item) or self._later.is_by_time("anybody", item, GOES_ON_S)
 
     def is_doubtful(self, item: Item) -> bool:
         """Whether an exception may have been caught, so that its process went on."""

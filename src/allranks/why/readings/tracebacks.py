@@ -189,7 +189,6 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_sure = is_told and is_last_word and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
-        confidence = confidence.at_most(Confidence.UNDECIDED) if has_gone_on else confidence
         for who in whos:
             yield reader.state(
                 FactKind.RAISED,
