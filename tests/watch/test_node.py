@@ -12,16 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from allranks.host.job_processes import WantedStacks
+from allranks.host.job_processes import FoundProcess, ProcStat, WantedStacks
 from allranks.model.beat import ProcessState
 from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole
 from allranks.watch.node import NodeWatcher
+from allranks.watch.step import add_ranks_below
 from conftest import HANG_S, free_port
 
 JOB = f"8{os.getpid():06}"
@@ -255,3 +256,18 @@ def test_operations_of_nccl_are_told_or_why_they_are_not(
         threading.Thread(target=serve, daemon=True).start()
         look = look_until(watcher, lambda look: look.processes[0].nccl_ops is not None, step_s=20.0)
     assert (look.processes[0].nccl_ops, look.limits) == (43, ())
+
+
+def test_a_launchers_pid_means_the_ranks_that_it_started() -> None:
+    launcher = _found(100, {}, None)
+    other = _found(200, {}, None)
+    ranks = [_found(101 + rank, {"RANK": str(rank), "WORLD_SIZE": "2"}, launcher) for rank in range(2)]
+    lone = _found(201, {"RANK": "0", "WORLD_SIZE": "1"}, other)
+    jobs = {"node01:29500": ranks, "node01:29501": [lone]}
+    assert add_ranks_below([100], jobs) == (100, 101, 102)
+    assert add_ranks_below([102], jobs) == (102,)
+
+
+def _found(pid: int, env: Mapping[str, str], above: FoundProcess | None) -> FoundProcess:
+    stat = ProcStat("python", "S", 1, 0.0, 0)
+    return FoundProcess(pid, stat, env, ["python", "train.py"], above)

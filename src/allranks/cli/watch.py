@@ -115,10 +115,10 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool
     """
     from allranks.host.slurm_command import NoSlurmError
     from allranks.report.runs import find_run, is_job_of_slurm
-    from allranks.watch.step import find_jobs_here, has_name, list_jobs, watch_here, watch_job
+    from allranks.watch.step import add_ranks_below, find_jobs_here, has_name, list_jobs, watch_here, watch_job
 
     if are_pids:
-        pids = read_pids("watch", targets)
+        pids = add_ranks_below(read_pids("watch", targets), find_jobs_here())
         return watch_here(f"pid-{pids[0]}", pids=pids, asks=asks)
     if len(targets) > 1:
         raise UsageError(f"watch {' '.join(targets)}: expected one job; for process ids: allranks watch --pid PID...")

@@ -43,6 +43,31 @@ def not_after(reason: Item, effect: Item) -> bool:
     return not sooner(effect, reason)
 
 
+def lost_before(reason: Item, effect: Item) -> bool:
+    """Whether others' loss or wait may be why this process lost somebody or waited: certainly before, for these two.
+
+    Who lost a peer ends at once, and who then waits for it does so for longer than MONITOR_S. Where both have ended
+    together, the wait was first, whichever line stands above.
+    """
+    if effect.sort not in {Sort.LOSS, Sort.WAIT}:
+        return not_later(reason, effect)
+    if reason.sort is not effect.sort and _have_ended_together(reason, effect):
+        return reason.sort is Sort.WAIT
+    return sooner(reason, effect)
+
+
+def _have_ended_together(one: Item, other: Item) -> bool:
+    ends = [
+        end.when
+        for item in (one, other)
+        for end in item.effects
+        if end.kind is FactKind.ENDED and end.process == item.process
+    ]
+    if len(ends) != 2 or ends[0].clock != ends[1].clock or None in {end.latest_s for end in ends}:
+        return False
+    return max(ends[0].after_s(ends[1]), ends[1].after_s(ends[0])) <= MONITOR_S
+
+
 def _is_one_file(reason: Item, effect: Item) -> bool:
     return reason.place.source == effect.place.source and min(reason.place.line, effect.place.line) > 0
 

@@ -100,10 +100,9 @@ class _Between:
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
                 continue
-            lost_before = sooner if item.sort in {Sort.LOSS, Sort.WAIT} else not_later
             if self._by_machine(item) or self._possibly(
                 item, (broken, not_later), (absent, not_later), (weak, not_later), (hints, rules.may_prevent),
-                (losses, lost_before), (waits, lost_before),
+                (losses, rules.lost_before), (waits, rules.lost_before),
             ):  # fmt: skip
                 continue
             if (other := told.find(item, rules.by_another_clock)) is not None:

@@ -107,10 +107,18 @@ class _Attempt:
             is_later_there = later.is_by_time(("on", item.who.node), item, GOES_ON_S)
             is_days_ago = not item.fact.is_of_job and later.is_days_before(item)
             return is_later_there or is_days_ago or later.is_by_time("anybody", item, CLOCKS_S)
+        if self._was_overcome(item):
+            return True
         is_its_last = self._has_ended(item) and (item.kind is FactKind.RAISED or item.sort in SUFFERED)
         if is_its_last or not _may_be_caught(item) or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             return False
         return later.is_by_time("anybody", item, GOES_ON_S)
+
+    def _was_overcome(self, item: Item) -> bool:
+        """Whether it was an exception that its program caught: nobody saw a process end, and the others went on."""
+        if item.kind is not FactKind.RAISED or item.fact.confidence is Confidence.CERTAIN or self._ends:
+            return False
+        return self._later.is_by_line("anybody", item) or self._later.is_by_time("anybody", item, GOES_ON_S)
 
     def is_doubtful(self, item: Item) -> bool:
         """Whether an exception may have been caught, so that its process went on."""

@@ -21,7 +21,7 @@ import select
 import shlex
 import signal
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +64,18 @@ def find_jobs_here() -> dict[str, list[FoundProcess]]:
         if process.role is ProcessRole.WORKER and process.rank is not None and process.stat.state != "Z":
             jobs.setdefault(process.job, []).append(process)
     return jobs
+
+
+def add_ranks_below(pids: Sequence[int], jobs: Mapping[str, Sequence[FoundProcess]]) -> tuple[int, ...]:
+    """Return processes with the ranks that they started: who names a launcher means its ranks."""
+    below = (rank.pid for ranks in jobs.values() for rank in ranks if not {*_list_above(rank)}.isdisjoint(pids))
+    return tuple(dict.fromkeys((*pids, *below)))
+
+
+def _list_above(process: FoundProcess) -> Iterator[int]:
+    while (above := process.above) is not None:
+        yield above.pid
+        process = above
 
 
 def list_jobs(jobs: Mapping[str, Sequence[FoundProcess]]) -> list[str]:

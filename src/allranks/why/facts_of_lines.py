@@ -28,6 +28,7 @@ from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.other_jobs import find_own_words, find_unowned
 from allranks.why.people import People, named, own_rank, peer_of
+from allranks.why.summaries import SummaryEntry, read_summaries
 from allranks.why.times import Times
 from allranks.why.writers import find_uncaught
 
@@ -36,7 +37,11 @@ _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
 _GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
+_INDENTED = re.compile(r"\s+[\w.]*[a-z](?:Error|Exception): ")
+"""An exception in torchrun's summary; whatever precedes all lines may hide it from its mark."""
 _OF_AGENTS = "static_tcp_rendezvous"
+ENTRY_LINES = 1000
+"""Number of lines of one worker's traceback in torchrun's summary, at most."""
 CLIENTS = " clients joined"
 """Which the store's host counts: rank 0."""
 MAX_ALIKE = 8
@@ -81,6 +86,28 @@ class FactReader:
         """Return the writers and texts of exceptions that may have ended a process, and whether nobody caught them."""
         return find_uncaught(self.logs)
 
+    @cached_property
+    def _entries(self) -> dict[str, list[SummaryEntry]]:
+        """Return the workers of torchrun's summaries, by file."""
+        found: defaultdict[str, list[SummaryEntry]] = defaultdict(list)
+        for entry in read_summaries(self.logs):
+            found[entry.when.source.shown].append(entry)
+        return found
+
+    def entry_of(self, line: Line) -> SummaryEntry | None:
+        """Return the worker of torchrun's summary whose exception this line is; None: its process wrote it."""
+        is_exception = line.at in self._exceptions or _INDENTED.match(line.text) is not None
+        is_quoted = line.text[:1].isspace() and is_exception
+        entries = self._entries.get(line.source.shown, ()) if is_quoted else ()
+        above = (entry for entry in entries if 0 < line.number - entry.when.number <= ENTRY_LINES)
+        above = (entry for entry in above if entry.when.writer == line.writer)
+        return max(above, key=lambda entry: entry.when.number, default=None)
+
+    def time_of(self, line: Line) -> When:
+        """Return when a line was written; what torchrun's summary quotes, its process wrote before it ended."""
+        entry = self.entry_of(line)
+        return self.times.of(entry.when if entry else line)
+
     def may_end(self, line: Line) -> bool:
         """Whether an exception may have ended a process, and was not caught in a function below `main`."""
         return (line.writer, line.text) in self._uncaught
@@ -93,7 +120,7 @@ class FactReader:
         """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""
         speaker = self.people.speaker(line)
         about.setdefault("who", speaker)
-        about.setdefault("when", self.times.of(line))
+        about.setdefault("when", self.time_of(line))
         return Fact(
             kind=kind,
             speaker=speaker,
@@ -162,7 +189,8 @@ class FactReader:
                 continue
             if Trait.ERROR_OF_SCRIPT in event.traits and event.line.at in self._exceptions:
                 continue  # told with its place in the script (readings/tracebacks.py)
-            same = alike[event.cause.id, event.sign.pattern, *event.line.writer]
+            entry = self.entry_of(event.line)
+            same = alike[event.cause.id, event.sign.pattern, *event.line.writer, entry and entry.when.number]
             is_new = event.sign.fact in _COMES_AND_GOES or all(other.values != event.values for other in same)
             if len(same) < (MAX_ALIKE if is_new else MAX_RAISED * self._may_be_anothers(event)):
                 same.append(event)
@@ -224,7 +252,7 @@ class FactReader:
             "things": things,
             "interface": event.values.get("interface"),
             "is_of_job": event.line.at in self._own_words,
-            "is_fatal": kind in _FATAL and not goes_on and is_raised,
+            "is_fatal": kind in _FATAL and not goes_on and is_raised and self.may_end(event.line),
         }
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
@@ -238,6 +266,8 @@ class FactReader:
 
     def speaker_of(self, line: Line) -> Who:
         """Return the writer of a line of a worker; if the line does not tell, whom its parent announced before it."""
+        if (entry := self.entry_of(line)) is not None:
+            return self.people.know(entry.event.who)
         speaker = self.people.speaker(line)
         if speaker.rank is not None:
             return speaker
@@ -251,6 +281,11 @@ class FactReader:
         if (announced := self.people.announced(line)) or counts:
             return self.people.know(announced or Who(rank=0))
         return speaker
+
+    def speakers_of(self, line: Line) -> list[Who]:
+        """Return the writer of a line, or all that its parent announced before it."""
+        speaker, announced = self.speaker_of(line), self.people.all_announced(line)
+        return announced if speaker in announced else [speaker]
 
     def _who(self, line: Line, said: Said, names: Sequence[Who]) -> list[Who]:
         """Return whom a line is about: what it names, which its writer completes if it speaks of itself."""

@@ -13,9 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from ipaddress import ip_address
-from operator import or_
 
 from msgspec.structs import replace
 
@@ -27,11 +25,13 @@ from allranks.why.logs.sources import list_jobs
 MAX_RANKS = 1 << 20
 FEW = 4
 """Number of sources whose ends are searched for names."""
-_NAMES_PROCESSES = frozenset(("agent-failed", "scope"))
+_NAMES_PROCESSES = frozenset(("agent-failed", "placed", "scope"))
 SCOPE_LINES = 4
 """Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
 _SUFFIX = re.compile(r"\.[a-z]{1,6}$")
+_PID_IN_PATH = re.compile(r"worker-[0-9a-f]{40,60}(?:-[0-9a-f]{8}-|_)(\d{1,7})\.(?:err|log|out)$")
+"""Ray's logs of a session: worker-WORKER-JOB-PID.err, python-core-worker-WORKER_PID.log."""
 _PATH_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
@@ -56,6 +56,8 @@ class People:
     """Of files that are named after a node which lines name."""
     rank_of_file: dict[str, int] = field(default_factory=dict)
     """Of files whose names have only a number."""
+    pid_of_file: dict[str, int] = field(default_factory=dict)
+    """Of files that are named after their process."""
     aliases: dict[str | None, str] = field(default_factory=dict)
     """A node's name in paths -> its name in the lines of those files."""
     found: dict[tuple[object, ...], Who] = field(default_factory=dict)
@@ -92,7 +94,8 @@ class People:
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
         node, pod = (None, line.node) if line.is_of_pod else (self.node_of(line), None)
-        return self.know(Who(self._rank_of(line), node, line.local_rank, line.pid, pod=pod))
+        pid = self.pid_of_file.get(line.source.shown) if line.pid is None else line.pid
+        return self.know(Who(self._rank_of(line), node, line.local_rank, pid, pod=pod))
 
     def _rank_of(self, line: Line) -> int | None:
         if line.is_of_task and self.are_tasks_agents:
@@ -114,21 +117,35 @@ class People:
         return is_rest or (bool(sizes) and all(sizes[node] == len(ranks) for node in nodes or sizes))
 
     def announced(self, line: Line, *, is_caller: bool = True) -> Who:
-        """Return whose error a line belongs to, according to mp.spawn, Ray or another parent.
+        """Return whose error a line belongs to, according to mp.spawn, Ray or another parent; of several, the last.
 
         Args:
             line: the line.
             is_caller: it may be the process that called the one which failed; if not, Ray's lines about a dead actor,
-                which names no local rank, may also stand below.
+                which names no rank, may also stand below.
         """
-        end = line.number + (0 if is_caller else 2 * SCOPE_LINES)
+        below = 0 if is_caller else 2 * SCOPE_LINES
         parts = [
             (above.number, part)
             for above, part in self.scopes.get(line.source.shown, ())
-            if above.number <= end and (is_caller or part.local_rank is None)
+            if above.number <= line.number + below * (part.rank is None)
+            if is_caller or part.local_rank is None
             if None in {above.node, line.node} or above.node == line.node  # one file may have the lines of many pods
         ]
-        return reduce(or_, (part for number, part in parts if number >= parts[-1][0] - SCOPE_LINES), NOBODY)
+        near = [(number, part) for number, part in reversed(parts) if number >= parts[-1][0] - SCOPE_LINES]
+        who = NOBODY
+        for number, part in near:
+            if _differ(who, part):
+                return NOBODY if number == line.number else who  # the lines of one JSON object have no order
+            who |= part
+        return who
+
+    def all_announced(self, line: Line) -> list[Who]:
+        """Return all whose error a line belongs to: Ray Train tells equal errors once, and names their ranks."""
+        above = [
+            (scope.number, who) for scope, who in self.scopes.get(line.source.shown, ()) if scope.number <= line.number
+        ]
+        return [self.know(who) for number, who in above if number == above[-1][0]]
 
 
 def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
@@ -150,11 +167,17 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
             for word in _PATH_WORD.findall(tail.source.shown)
             if word in nodes
         },
+        pid_of_file={
+            tail.source.shown: int(match[1]) for tail in logs.tails if (match := _PID_IN_PATH.search(tail.source.shown))
+        },
         aliases=aliases,
     )
     for event in logs.of("scope"):
         scope = event.who | Who(address=event.values.get("address"))
-        people.scopes.setdefault(event.line.source.shown, []).append((event.line, scope))
+        ranks = parse_ranks(event.values.get("ranks", "")) or (scope.rank,)
+        people.scopes.setdefault(event.line.source.shown, []).extend(
+            (event.line, replace(scope, rank=rank)) for rank in ranks
+        )
     if not people.are_tasks_agents:
         people.rank_of_file = _find_file_ranks(logs)
     told = [*_by_prefix(logs, people), *ends, *_by_message(logs, largest)]

@@ -226,7 +226,8 @@ def _read_evidence(
                 events.append(LogEvent("exception", last, raised))
     elif "Traceback (" in line.text:
         before, _, _ = line.text.partition("Traceback (")
-        quoted.margins[writer] = _SUMMARY_MARGIN if before.endswith("traceback : ") else len(before)
+        is_summary = before.endswith("traceback : ")
+        quoted.margins[writer] = _SUMMARY_MARGIN if is_summary else len(before.removesuffix("Original "))  # torch's
     elif quoted.covers(line, hit, chunk, place):
         return []
     elif events[0].sign is not None and is_code(line.text):  # signs stand before marks

@@ -28,14 +28,21 @@ _GOES_ON = re.compile(
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
-_EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
-"""Its text may have a command with `'--epochs', '180'` in it."""
+_EXCEPTION = re.compile(
+    r"^[\w.]*[a-z](?:Error|Exception): |(?i:\b(?:failed|error|exception)(?: [a-z ]{1,30})?: (?![0-9]))"
+)
+"""Its text may have `'--epochs', '180'` or `in batch 12` in it; a number behind `error: ` is a metric."""
 _BAR = re.compile(r"\b[0-9]{1,3}%\|[^|]{0,200}\| (?!(\S{1,30})/\1 \[)(?P<at>\S{1,30}/\S{1,30}) \[")
 """A bar of tqdm that has not come to its end; it rounds 9996/10000 to 100 %."""
-_COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b")
+_COMPLAINS = re.compile(
+    r"(?i)^(?!.*\bcontinuing\b)"
+    r".*\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b"
+)
 """What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
-_HARMLESS = r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+_HARMLESS = (
+    r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning|[Cc]ontinuing)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+)
 """Lines that say themselves that they are no failure."""
 _ASK_OTHERS = "allranks does not know this failure: the lines before these, and the logs of the other ranks"
 _DIALS = r"Connection refused(?:, retrying|\)\.$)| - retrying \(try="
@@ -84,8 +91,8 @@ _WORDS = (
         rf"^(?!.*(?:{_HARMLESS})).*?"
         r"(?:(?:\b|_)(?:ERROR|FATAL|CRITICAL|FAILED)\b|terminate called after throwing"
         r"|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
-        r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
-        r"|(?:: |with )failed\b))",
+        r"|(?i:(?:^|[\s:\]])(?:fatal|error|exception)(?::| [0-9]| (?:in|during|while|occurred)\b)|core dumped|unhandled"
+        r"|\bfailed(?: (?:to|with)\b|: (?![0-9]))|(?:: |with )failed\b))",
         ("user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
     ),
 )

@@ -21,11 +21,10 @@ from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.readings.progress import NO_FAILURES, find_last_steps
-from allranks.why.summaries import SummaryEntry, read_summaries
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
-    r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
+    r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]|\.p(?:yx|xd|xi)$"
 )
 _NO_SCRIPTS = ("<string>", "<stdin>")
 _COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]\w+\.py$")  # DTensor, FSDP and checkpoints are below
@@ -130,6 +129,8 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 # Python prints the first exception first: it is the reason, unless the script handles it.
                 last, is_handled = found[-1], was_linked.startswith("During handling")
                 is_told_better = (is_handled and last.kind in _BRANCHES) or (last.is_consequence > one.is_consequence)
+                # A library caught its own exception, and raises for the script what is to be read.
+                is_told_better |= not last.user_frame and bool(one.user_frame) and not last.is_known
                 if is_told_better and not last.is_explained and one.frames:
                     found.pop()
                 elif last.is_explained or not one.is_explained:
@@ -152,21 +153,21 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     below had caught it.
     """
     tracebacks = read_tracebacks(reader.logs)
-    entries = read_summaries(reader.logs)
     ends = (one for one in tracebacks if one.frames and reader.may_end(one.line))
-    last = {_name_process(one.line, entries, reader): one for one in ends}
+    last = {_name_process(one.line, reader): one for one in ends}
     is_only_begun = not any(one.kind or one.frames for one in tracebacks)  # or frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     steps = find_last_steps(reader.logs) if own else {}
+    has_ends = next(reader.logs.of("agent-failed", "failures", "launcher-failed", "task-end"), None) is not None
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
         if by_writer and not traceback.kind and not is_only_begun:
             continue
-        line, entry = traceback.line, _find_entry(traceback.line, entries)
-        who = reader.people.know(entry.event.who) if entry else reader.speaker_of(line)
-        same = by_writer.setdefault(process := _name_process(line, entries, reader), [])
+        line, whos = traceback.line, reader.speakers_of(traceback.line)
+        who = whos[0]
+        same = by_writer.setdefault(process := _name_process(line, reader), [])
         is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process
         if same and (not is_again or len(same) == MAX_RAISED):
             continue
@@ -181,37 +182,34 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_told = is_told and not known.is_of_communication
         outermost = known.frames[0].values["file"] if known.frames else ""
         is_of_script = outermost and not outermost.startswith(_NO_SCRIPTS)  # else a logger wrote it, or `python -c`
-        has_gone_on = not is_of_script and line.number < steps.get(line.source.shown, 0)
-        is_sure = is_told and (bool(who) or reader.is_uncaught(line)) and not (is_caught or has_gone_on)
+        is_logged = not is_of_script or (known.user_frame is None and not reader.may_end(line))  # by a library
+        has_steps_below = line.number < steps.get(line.source.shown, 0)
+        has_gone_on = is_logged and has_steps_below
+        is_last_word = reader.is_uncaught(line) or (bool(who) and (has_ends or not has_steps_below))
+        is_sure = is_told and is_last_word and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
-        yield reader.state(
-            FactKind.RAISED,
-            line,
-            more=[frame.line] if frame else [],
-            who=who,
-            when=reader.times.of(entry.when if entry else line),
-            cause=cause.name,
-            confidence=confidence if known.kind else Confidence.UNDECIDED,
-            alternatives=() if is_sure else cause.also,
-            told=(f"{where}: " if where else "") + text[:300],
-            is_generic=not known.is_known or not reader.may_end(line),
-            is_fatal=reader.may_end(line) and not has_gone_on,
-            things=(where,) if where else (),
-        )
+        for who in whos:
+            yield reader.state(
+                FactKind.RAISED,
+                line,
+                more=[frame.line] if frame else [],
+                who=who,
+                when=reader.time_of(line),
+                cause=cause.name,
+                confidence=confidence if known.kind else Confidence.UNDECIDED,
+                alternatives=() if is_sure else cause.also,
+                told=(f"{where}: " if where else "") + text[:300],
+                is_generic=not known.is_known or not reader.may_end(line),
+                is_fatal=reader.may_end(line) and not has_gone_on,
+                things=(where,) if where else (),
+            )
 
 
-def _find_entry(line: Line, entries: Sequence[SummaryEntry]) -> SummaryEntry | None:
-    """Return the entry of torchrun's summary that an exception is part of, indented; None: its process wrote it."""
-    reported = entries if line.text.startswith("  ") else ()
-    above = (entry for entry in reported if entry.when.source == line.source and entry.when.number < line.number)
-    return max(above, key=lambda entry: entry.when.number, default=None)
-
-
-def _name_process(line: Line, entries: Sequence[SummaryEntry], reader: FactReader) -> object:
+def _name_process(line: Line, reader: FactReader) -> object:
     """Return what tells the processes of exceptions apart."""
-    entry = _find_entry(line, entries)
-    return line.writer, entry.when.number if entry else 0, reader.attempt_of(line)
+    entry = reader.entry_of(line)
+    return line.writer, reader.people.announced(line), entry.when.number if entry else 0, reader.attempt_of(line)
 
 
 def _is_explained(line: Line, stated: _Stated) -> bool:
@@ -219,12 +217,14 @@ def _is_explained(line: Line, stated: _Stated) -> bool:
 
     A line with a logger's own header is not part of an exception's message.
     """
+    is_bare = line.text.endswith(":")  # its message stands below: rich breaks long lines
     for number in range(line.number, line.number + _REACH + 1):
         for event in stated.get((line.source.shown, number), ()):
             if number == line.number and Trait.ERROR_OF_SCRIPT in event.traits:
                 continue
             is_headed = event.line.time is not None or Trait.REPORTED_BY_WATCHERS in event.traits
-            if number == line.number or not (event.is_loss or is_headed or _is_anothers(event.line, line)):
+            is_others = (event.is_loss and not is_bare) or is_headed or _is_anothers(event.line, line)
+            if number == line.number or not is_others:
                 return True
     return False
 
