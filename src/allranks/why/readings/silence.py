@@ -91,7 +91,8 @@ _WORDS = (
         rf"^(?!.*(?:{_HARMLESS})).*?"
         r"(?:(?:\b|_)(?:ERROR|FATAL|CRITICAL|FAILED)\b|terminate called after throwing"
         r"|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
-        r"|(?i:(?:^|[\s:\]])(?:fatal|error|exception)(?::| [0-9]| (?:in|during|while|occurred)\b)|core dumped|unhandled"
+        r"|(?i:(?:^|[\s:\]])(?:(?:fatal|error)(?::| [0-9])|exception: *\S"
+        r"|(?:fatal|error|exception) (?:in|during|while|occurred)\b)|core dumped|unhandled"
         r"|\bfailed(?: (?:to|with)\b|: (?![0-9]))|(?:: |with )failed\b))",
         ("user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
     ),
