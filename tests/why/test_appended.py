@@ -151,32 +151,36 @@ TASKS = "srun: error: n1: tasks 0-1: Exited with exit code 1\n"
 KILLED = "srun: error: n1: tasks 0-1: Terminated\n"
 REQUEUED = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-30T04:41:11 DUE TO JOB REQUEUE ***\n"
 FAILED = CRASH.format(error="KeyError: 'tokens'") + TASKS
+AGAIN = "training failed, requeueing\n"
 
 
-def test_a_task_that_ends_twice_is_another_steps(read: Read) -> None:
-    second = FAILED.replace("KeyError: 'tokens'", "ValueError: bad batch")
-    assert runs(read(FAILED + second)) == ["Traceback (most recent call last):"]
+def test_a_task_that_ends_twice_is_another_runs_if_the_script_says_so(read: Read) -> None:
+    second = AGAIN + FAILED.replace("KeyError: 'tokens'", "ValueError: bad batch")
+    assert runs(read(FAILED + second)) == ["training failed, requeueing"]
+    assert runs(read(FAILED + second.replace(AGAIN, ""))) == []  # the next step of the same run
     assert runs(read(FAILED + second.replace("train.py", "eval.py"))) == []
     assert runs(read(FAILED + second.replace("tasks 0-1", "tasks 0-3"))) == []
     elsewhere = second.replace("n1", "n2")  # perhaps one of two steps at once
     assert [run.is_sure for run in find_further_runs(read(FAILED + elsewhere), ())] == [False]
 
 
-def test_steps_that_begin_anew_below_the_end_of_all_tasks_are_another_runs(read: Read) -> None:
-    assert runs(read(STEPS + TASKS + STEPS)) == ["step 0 loss 3.0"]
-    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 1") + STEPS)) == []
-    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 0") + STEPS)) == []
-    assert runs(read(TASKS + STEPS)) == []  # what a task had in its buffer
+def test_steps_that_begin_anew_where_the_script_began_the_job_again_are_another_runs(read: Read) -> None:
+    assert runs(read(STEPS + TASKS + AGAIN + STEPS)) == ["training failed, requeueing"]
+    assert runs(read(STEPS + TASKS + STEPS)) == []  # the next part of the same run: folds, a finetuning
+    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 1") + AGAIN + STEPS)) == []
+    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 0") + AGAIN + STEPS)) == []
+    assert runs(read(TASKS + AGAIN + STEPS)) == []  # what a task had in its buffer
 
 
 def test_an_epoch_that_follows_is_no_other_run(read: Read) -> None:
     first, second = (STEPS.replace("step", f"epoch {epoch} step") for epoch in (1, 2))
-    assert runs(read(first + TASKS + second)) == []
-    assert runs(read(second + TASKS + first)) == ["epoch 1 step 0 loss 3.0"]
+    assert runs(read(first + TASKS + AGAIN + second)) == []
+    assert runs(read(second + TASKS + AGAIN + first)) == ["training failed, requeueing"]
 
 
-def test_steps_below_a_requeue_are_another_runs(read: Read) -> None:
-    assert runs(read(STEPS + REQUEUED + STEPS)) == ["step 0 loss 3.0"]
+def test_steps_below_a_requeue_that_ended_the_tasks_are_another_runs(read: Read) -> None:
+    assert runs(read(STEPS + REQUEUED + KILLED + STEPS)) == ["step 0 loss 3.0"]
     assert runs(read(REQUEUED + KILLED + STEPS)) == ["step 0 loss 3.0"]
+    assert runs(read(STEPS + REQUEUED + STEPS)) == []  # they save, and go on to the end of the grace time
     assert runs(read(REQUEUED + STEPS + KILLED)) == []
     assert runs(read(REQUEUED + STEPS + TASKS)) == []

@@ -59,8 +59,9 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     others = [item for item in tops if item.sort is not Sort.ORDER]
     first = _elect(_without_strangers(strong) or weak or others or tops, items, world)
     first[0] = _join_same(first[0], tops)
-    if finished:  # nothing tells that it was before: perhaps another start of the job did
-        first = [_doubt(root, Confidence.LIKELY) for root in first]
+    elsewhere = {item.place.source for item in finished}
+    if elsewhere and elsewhere.isdisjoint(fact.place.source for root in first for fact in root.facts):
+        first = [_doubt(root, Confidence.LIKELY) for root in first]  # perhaps another start of the job finished
     told = {fact for root in first for fact in root.facts}
     is_ordered = not strong and any(item.sort is Sort.ORDER and item.fact not in told for item in tops)
     if is_cyclic or is_ordered:  # somebody ended the job, and nobody says why

@@ -69,6 +69,10 @@ class _Later:
         own = ((item.when.clock, item.when.earliest_s) for item in self._items if not is_outside(item))
         return dict(sorted(((clock, time_s) for clock, time_s in own if time_s is not None), reverse=True))
 
+    def last_line_of(self, item: Item) -> int:
+        """Return the last line of an item's file in which anybody lived; 0: there is none."""
+        return self._lines.get(("anybody", item.place.source), 0)
+
     def is_by_line(self, whose: Hashable, item: Item) -> bool:
         """Whether it lived in a later line of the item's file."""
         return 0 < item.place.line < self._lines.get((whose, item.place.source), 0)
@@ -85,8 +89,8 @@ class _Attempt:
                 self._ends.setdefault(item.process, item)
         orders = (item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0)
         self._stopped = next(orders, None)
-        self._codes = {place.source: place.line for item in items if item.fact.code for place in item.fact.places}
-        """By file, the last line in which a process ended with an exit code."""
+        self._codes = [place for item in items if item.fact.code for place in item.fact.places]
+        """Where processes ended with an exit code."""
         self._has_kill = any(item.fact.signal == SIGKILL and item.sort is Sort.END for item in items)
         """Whether a process got SIGKILL, and nobody says why."""
 
@@ -154,8 +158,10 @@ class _Attempt:
         return end is not None and end.when.after_s(item.when) <= LINGERS_S
 
     def _has_code_below(self, item: Item) -> bool:
-        """Whether it may be what a process raised that ended with an exit code; others may have finished then."""
-        return item.place.line < self._codes.get(item.place.source, 0)
+        """Whether it may be what a process raised that ended with an exit code, above the steps of what ran next."""
+        lines = (place.line for place in self._codes if place.source == item.place.source)
+        code = min((line for line in lines if line > item.place.line), default=0)
+        return code > 0 and not item.place.line < self._later.last_line_of(item) < code
 
     def _may_stand_above_its_buffer(self, item: Item) -> bool:
         """Whether what its process had printed before may stand below it: that comes when the process ends."""

@@ -206,7 +206,7 @@ def write_named(path: Path, data: bytes) -> None:
     if path.exists() and not path.is_file():  # /dev/stdout, a pipe
         path.write_bytes(data)
         return
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # which a loop of links does not end
     Folder.root(path.parent).write_whole(path.name, data)
 
 

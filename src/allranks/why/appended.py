@@ -4,10 +4,11 @@
 
 Below torchrun's summary no worker of its node is left: a second one for the same rank, of another process, is another
 run's, and so are steps that begin anew, if only one node writes there. An agent that tells of a failed worker, and
-gives no summary, has started its workers again, which it logs at level INFO only. Under srun, no task is left where all
-of them ended, or the scheduler requeued the job; and no task ends twice in one step. Without a launcher, an exception
-that nobody caught is a process's last word: another one below is the next process's, and so are steps that begin anew,
-if none of the lines tells of several ranks. Another script that fails at once is another part of the same job.
+gives no summary, has started its workers again, which it logs at level INFO only. Under srun, another run begins where
+all tasks have ended, and the scheduler or the script tells that the job is requeued: without that word, what follows is
+the next step of the same script, and a step that failed stays a failure. Without a launcher, an exception that nobody
+caught is a process's last word: another one below is the next process's, and so are steps that begin anew, if none of
+the lines tells of several ranks. Another script that fails at once is another part of the same job.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from allranks.why.summaries import read_summaries
 
 REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
 """The scheduler begins the same script again, if it may."""
+_SAYS_AGAIN = re.compile(r"(?i)\bre-?queu")
+"""How a batch script tells that it begins the job again."""
 _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
@@ -70,6 +73,7 @@ class _End(msgspec.Struct, frozen=True):
     tasks: frozenset[int] = frozenset()
     """Of srun, which tells that they ended."""
     is_requeue: bool = False
+    """Whether the scheduler tells that it begins the job again."""
 
     @property
     def is_lone(self) -> bool:
@@ -77,10 +81,9 @@ class _End(msgspec.Struct, frozen=True):
         return not (self.pids or self.tasks or self.is_requeue) and self.agent is None
 
     @property
-    def is_of_all(self) -> bool:
-        """Whether no task is left; a single one that is known may be one of many."""
-        are_all = len(self.tasks) == max(self.tasks, default=0) + 1
-        return are_all and (len(self.tasks) > 1 or self.is_requeue)
+    def is_over(self) -> bool:
+        """Whether the step is: the scheduler ended its tasks, or all that are known ended; one may be one of many."""
+        return bool(self.tasks) and (self.is_requeue or 1 < len(self.tasks) == max(self.tasks) + 1)
 
     def __or__(self, other: _End) -> _End:
         """Return what both tell of one step."""
@@ -94,7 +97,7 @@ class _End(msgspec.Struct, frozen=True):
             return False
         if self.tasks or self.is_requeue:
             is_again = self.script is not None and (self.script, self.tasks) == (other.script, other.tasks)
-            return self.is_requeue or is_again
+            return (self.is_requeue and bool(self.tasks)) or is_again
         if not self.pids:
             return self.line.text != other.line.text if self.is_lone else self.agent == other.agent
         return any(self.pids[rank] != other.pids[rank] for rank in self.pids.keys() & other.pids.keys())
@@ -119,10 +122,12 @@ def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
         if all(end.is_lone for end in own) and any(_SEVERAL.search(line.text) for line in known):
             continue
         steps = [line for line in tail.lines if is_of_training(line.text)]
+        again = max((line.number for line in tail.lines if _SAYS_AGAIN.search(line.text)), default=0)
         for end, following in zip_longest(own, own[1:]):
-            is_over = is_one_node or end.is_of_all or end.is_requeue
+            is_again = end.is_requeue or end.line.number < again
+            is_over = end.is_over and is_again if end.tasks or end.is_requeue else is_one_node
             begins = _begins_anew(tail, steps, end, following) if is_over else None
-            is_told = following is not None and end.is_of_other_run(following)
+            is_told = following is not None and end.is_of_other_run(following) and (is_again or not end.tasks)
             if is_told or begins or (end.is_lone and begins is not None):
                 below = known[bisect_right(known, end.line.number, key=_number) :]
                 above = f"{end.script} failed" if end.pids else end.line.text.strip()[:300]
@@ -173,9 +178,11 @@ def _read_tasks(logs: Logs) -> Mapping[str, list[_End]]:
             tasks = frozenset(parse_ranks(values.get("ranks", "")))
             hosts = frozenset({values["node"]} if tasks else ())
             told = _End(line, scripts.pop(shown, None), hosts=hosts, tasks=tasks, is_requeue=not tasks)
-            last = ends[shown].pop() if ends[shown] else _End(line)
-            is_of_either = last.is_requeue and "code" in values
-            ends[shown] += [last, told] if last.tasks & tasks else [last if is_of_either else last | told]
+            own = ends[shown]
+            if not own or own[-1].tasks & tasks:
+                own.append(told)
+            elif not (own[-1].is_requeue and "code" in values):
+                own[-1] |= told
     return ends
 
 
@@ -210,22 +217,25 @@ def _begins_anew(tail: Tail, steps: Sequence[Line], end: _End, following: _End |
     another rank may still make some, but not more than a tail has.
     """
     last = following.line.number if following is not None else tail.num_lines + 1
-    above = {_form(line): _count(line) for line in steps if line.number < end.line.number}
+    above = {_form(line): _count(line, end) for line in steps if line.number < end.line.number}
     below = [line for line in steps if end.line.number < line.number < last]
     alike = [line for line in below if not above or _form(line) in above]
     if len(alike) < MIN_STEPS:
         return None
-    first, before = _count(alike[0]), above.get(_form(alike[0]))
+    if end.is_requeue:  # it may go on where the run above had ended
+        return True
+    first, before = _count(alike[0], end), above.get(_form(alike[0]))
     if first and before:
         return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
-    if end.tasks or end.is_requeue:  # what a task has in its buffer may be written when it ends
-        return end.is_requeue and end.is_of_all
+    if end.tasks:  # what a task has in its buffer may be written when it ends
+        return False
     return not end.is_lone or tail.lines[0].number > end.line.number
 
 
-def _count(line: Line) -> list[int]:
-    """Return the numbers of its epoch and step, as far as it has them."""
-    return [int(number) for number in _COUNTERS.findall(line.text)]
+def _count(line: Line, end: _End) -> list[int]:
+    """Return the number of its step; below the ends of tasks, which leave nobody there, also that of its epoch."""
+    counters = _COUNTERS if end.tasks else NUMBER
+    return [int(number) for number in counters.findall(line.text)[: None if end.tasks else 1]]
 
 
 def _form(line: Line) -> str:

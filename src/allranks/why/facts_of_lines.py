@@ -51,6 +51,8 @@ MAX_RAISED = 1024
 _SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
 _FATAL = frozenset((FactKind.RAISED, FactKind.STORE_GONE, FactKind.LINK_FAULT))
 _COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED))
+REPORT_S = 1.0
+"""A report of who is missing may stand so long below the timeout of who waited, as NCCL's desync report does."""
 MAX_INFERRED = 64
 """Number of processes of one inference that get a fact of their own."""
 
@@ -257,10 +259,11 @@ class FactReader:
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
             names, about["said"] = [], Said.SELF
-        is_node_lost = kind is FactKind.NODE_LOST and said in {Said.SCHEDULER, Said.LAUNCHER}
-        if kind is FactKind.MISSING or is_node_lost:  # others notice it some minutes later
-            when = self.times.of(event.line)
+        when = self.times.of(event.line)
+        if kind is FactKind.NODE_LOST and said in {Said.SCHEDULER, Said.LAUNCHER}:  # it notices some minutes later
             about["when"] = When(None, when.latest_s, when.clock)
+        elif kind is FactKind.MISSING and when.earliest_s is not None:
+            about["when"] = When(when.earliest_s - REPORT_S, when.latest_s, when.clock)
         for who in self._who(event.line, about["said"], names):
             yield self.state(kind, event.line, who=who, **about)
 

@@ -99,8 +99,9 @@ def _fail_alike(num_ranks: int, facts: Sequence[Fact], logs: Logs) -> bool:
     raised = [one for one in read_tracebacks(logs) if one.kind and one.user_frame is not None]
     places = {place.at for fact in facts for place in fact.places}
     told = {one.headline for one in raised if one.line.at in places}
-    texts = Counter(_NUMBERS.sub("", one.headline) for one in raised if one.headline in (told or {one.headline}))
-    return max(texts.values(), default=0) >= num_ranks
+    texts = Counter(_NUMBERS.sub("", one.headline) for one in raised)
+    alike = max((texts[_NUMBERS.sub("", text)] for text in told or texts), default=0)
+    return alike >= num_ranks and alike == texts.total()
 
 
 def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:

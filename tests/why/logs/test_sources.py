@@ -324,9 +324,11 @@ def test_the_outputs_of_several_jobs_and_tasks_are_told_apart_by_name(tmp_path: 
 
 def test_the_outputs_of_jobs_that_the_user_names_are_told_apart_by_long_numbers(tmp_path: Path) -> None:
     put(
-        tmp_path, "train-104711.out", "train-104711.err", "llama-7b_lr1e-4_104712.log", "104713_2.out", "x.20261130.err"
+        tmp_path, "train-104711.out", "train-104711.err", "llama-7b_lr1e-4_104712.err", "104713_2.out", "x.20261130.err"
     )
-    assert list_jobs(find_sources([str(tmp_path)])) == ["104711", "104712", "104713_2", "20261130"]
+    assert list_jobs(find_sources([str(tmp_path)])) == ["104711", "104712", "104713_2"]
+    put(tmp_path, "run_20261130_101500.out", "master_29500.out", "eval-20000.log")
+    assert list_jobs(find_sources([str(tmp_path)])) == ["104711", "104712", "104713_2"]
 
 
 def test_numbers_of_ranks_nodes_and_processes_are_no_jobs(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def export(checkpoint: Path, out: Path, *, part: str, as_safetensors: bool) -> i
     """
     if out.exists() and not out.is_file():
         raise UsageError(f"export: {out} is no regular file; name another one")
-    out = out.resolve()
+    out = Path(os.path.realpath(out))
     state = load_weights(checkpoint, part=part)
     for name, value in state.items() if as_safetensors else ():
         if not isinstance(value, torch.Tensor) or name_of(value.dtype) not in CODES:

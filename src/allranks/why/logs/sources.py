@@ -43,10 +43,11 @@ VERDICT = "verdict.json"
 NO_LOGS_BELOW = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
 JOB_ID = re.compile(r"(\d+(?:[_+]\d+)?)(?:\.\w+)?")
 _OUTPUT_OF_JOB = re.compile(
-    r"(?:slurm-(?=\d)|(?!(?i:.*(?:rank|node|host|worker|gpu|pid|nccl)))(?:.*?[-_.])?(?=[1-9]\d{4}))"
-    r"(\d{1,12}(?:_\d{1,5})?)(?:\+\d+)?(?:\.\d+)?\.(?:out|err|log)(?:\.gz|\.zst)?"
+    r"(?:slurm-(?=\d)|(?!(?i:.*(?:rank|node|host|worker|gpu|pid|nccl|port|master)))(?!.*(?:19|20)\d{6})(?:.*?[-_.])?(?=[1-9]\d{4}))"
+    r"(\d{1,12}(?:_\d{1,5})?)(?:\+\d+)?(?:\.\d+)?\.(?:out|err)(?:\.gz|\.zst)?"
 )
-"""As sbatch names it, or `--output=%x-%j.out`; short numbers, and those of nid000049.log, are no jobs."""
+"""As sbatch names it, or `--output=%x-%j.out`; short numbers, dates, and those of nid000049.out, are no jobs. A `.log`
+is what programs write."""
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _NO_TEXT = re.compile(
     rb"\x80[\x02-\x05]|%PDF"  # pickles: those of the flight recorder

@@ -89,7 +89,7 @@ _WORDS = (
     ),
     (
         rf"^(?!.*(?:{_HARMLESS})).*?"
-        r"(?:(?:\b|_)(?:ERROR|FATAL|CRITICAL|FAILED)\b|terminate called after throwing"
+        r"(?:(?:\b|\bCCL_)(?:ERROR|FATAL|CRITICAL|FAILED)\b|terminate called after throwing"
         r"|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
         r"|(?i:(?:^|[\s:\]])(?:(?:fatal|error)(?::| [0-9])|exception: *\S"
         r"|(?:fatal|error|exception) (?:in|during|while|occurred)\b)|core dumped|unhandled"

@@ -158,8 +158,14 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     is_only_begun = not any(one.kind or one.frames for one in tracebacks)  # or frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
-    own.sort(key=lambda one: (not one.kind, not reader.may_end(one.line), one.user_frame is None, one.is_known))
     steps = find_last_steps(reader.logs) if own else {}
+
+    def order(one: Traceback) -> tuple[bool, ...]:
+        """Prefer what ended a process, below the last steps of its file, in the script's own code."""
+        is_above = one.line.number < steps.get(one.line.source.shown, 0)
+        return not one.kind, not reader.may_end(one.line), is_above, one.user_frame is None, one.is_known
+
+    own.sort(key=order)
     has_ends = next(reader.logs.of("agent-failed", "failures", "launcher-failed", "task-end"), None) is not None
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
