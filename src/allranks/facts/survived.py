@@ -87,6 +87,9 @@ class _Attempt:
         for item in items:
             if item.kind is FactKind.ENDED and item.sort <= Sort.END:
                 self._ends.setdefault(item.process, item)
+        failures = {*SUFFERED, Sort.END, Sort.ORDER}
+        self._has_failed = any(item.sort in failures or item.kind in _HARD_ENDS for item in items)
+        """Whether anything tells that the job did not go on, beside exceptions."""
         orders = (item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0)
         self._stopped = next(orders, None)
         self._codes = [place for item in items if item.fact.code for place in item.fact.places]
@@ -120,7 +123,9 @@ class _Attempt:
 
     def _was_overcome(self, item: Item) -> bool:
         """Whether it was an exception that its program caught: nobody saw a process end, and the others went on."""
-        if item.kind is not FactKind.RAISED or item.fact.confidence is Confidence.CERTAIN or self._ends:
+        if item.kind is not FactKind.RAISED or item.fact.is_fatal or item.fact.confidence is Confidence.CERTAIN:
+            return False
+        if self._ends or (self._has_failed and item.fact.confidence is not Confidence.UNDECIDED):
             return False
         return self._later.is_by_line("anybody", item) or self._later.is_by_time("anybody", item, GOES_ON_S)
 

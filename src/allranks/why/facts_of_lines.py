@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import signal
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -101,9 +102,12 @@ class FactReader:
         is_exception = line.at in self._exceptions or _INDENTED.match(line.text) is not None
         is_quoted = line.text[:1].isspace() and is_exception
         entries = self._entries.get(line.source.shown, ()) if is_quoted else ()
-        above = (entry for entry in entries if 0 < line.number - entry.when.number <= ENTRY_LINES)
-        above = (entry for entry in above if entry.when.writer == line.writer)
-        return max(above, key=lambda entry: entry.when.number, default=None)
+        end = bisect_left(entries, line.number, key=_first_line)
+        first = bisect_left(entries, line.number - ENTRY_LINES, key=_first_line)
+        above = (entry for entry in reversed(entries[first:end]) if entry.when.writer == line.writer)
+        entry = next(above, None)
+        is_same = entry is not None and self.attempt_of(entry.when) == self.attempt_of(line)
+        return entry if is_same else None
 
     def time_of(self, line: Line) -> When:
         """Return when a line was written; what torchrun's summary quotes, its process wrote before it ended."""
@@ -293,7 +297,9 @@ class FactReader:
     def _who(self, line: Line, said: Said, names: Sequence[Who]) -> list[Who]:
         """Return whom a line is about: what it names, which its writer completes if it speaks of itself."""
         if said is Said.SELF:
-            speaker = self.speaker_of(line)
+            speaker, *others = self.speakers_of(line)
+            if others and not names:
+                return [speaker, *others]
         else:  # kernels and launchers speak of processes on their own node
             is_there = said in {Said.KERNEL, Said.LAUNCHER}
             node = self.people.node_of(line)
@@ -301,6 +307,10 @@ class FactReader:
             if not names and is_there and (dead := self.people.announced(line, is_caller=False)):
                 return [self.people.know(dead)]
         return [self.people.know(_completed(who, speaker)) for who in names] or [speaker]
+
+
+def _first_line(entry: SummaryEntry) -> int:
+    return entry.when.number
 
 
 def _completed(who: Who, speaker: Who) -> Who:

@@ -130,6 +130,7 @@ class People:
             for above, part in self.scopes.get(line.source.shown, ())
             if above.number <= line.number + below * (part.rank is None)
             if is_caller or part.local_rank is None
+            if part.rank is None or above.pid == line.pid
             if None in {above.node, line.node} or above.node == line.node  # one file may have the lines of many pods
         ]
         near = [(number, part) for number, part in reversed(parts) if number >= parts[-1][0] - SCOPE_LINES]

@@ -28,20 +28,24 @@ _GOES_ON = re.compile(
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
+_IS_TEXT = r"(?! *(?:[-+.(\[{0-9]|none\b|nan\b|inf\b|tensor|false\b))"
+"""What stands behind `error: ` or `failed: ` is none of the values of a metric or a count."""
 _EXCEPTION = re.compile(
-    r"^[\w.]*[a-z](?:Error|Exception): |(?i:\b(?:failed|error|exception)(?: [a-z ]{1,30})?: (?![0-9]))"
+    r"^[\w.]*[a-z](?:Error|Exception): "
+    rf"|(?i:\b(?:failed|error|exception)(?: [a-z ]{{1,30}})?: {_IS_TEXT})"
 )
-"""Its text may have `'--epochs', '180'` or `in batch 12` in it; a number behind `error: ` is a metric."""
+"""Its text may have `'--epochs', '180'` or `in batch 12` in it."""
 _BAR = re.compile(r"\b[0-9]{1,3}%\|[^|]{0,200}\| (?!(\S{1,30})/\1 \[)(?P<at>\S{1,30}/\S{1,30}) \[")
 """A bar of tqdm that has not come to its end; it rounds 9996/10000 to 100 %."""
 _COMPLAINS = re.compile(
-    r"(?i)^(?!.*\bcontinuing\b)"
+    r"(?i)^(?!.*\bcontinuing\b(?! to wait))"
     r".*\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b"
 )
 """What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _HARMLESS = (
-    r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning|[Cc]ontinuing)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+    r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+    r"|(?<!before )(?<!not )\b[Cc]ontinuing\b"
 )
 """Lines that say themselves that they are no failure."""
 _ASK_OTHERS = "allranks does not know this failure: the lines before these, and the logs of the other ranks"
@@ -93,7 +97,7 @@ _WORDS = (
         r"|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
         r"|(?i:(?:^|[\s:\]])(?:(?:fatal|error)(?::| [0-9])|exception: *\S"
         r"|(?:fatal|error|exception) (?:in|during|while|occurred)\b)|core dumped|unhandled"
-        r"|\bfailed(?: (?:to|with)\b|: (?![0-9]))|(?:: |with )failed\b))",
+        rf"|\bfailed(?: (?:to|with)\b|: {_IS_TEXT})|(?:: |with )failed\b))",
         ("user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
     ),
 )

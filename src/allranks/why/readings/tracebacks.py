@@ -130,7 +130,8 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 last, is_handled = found[-1], was_linked.startswith("During handling")
                 is_told_better = (is_handled and last.kind in _BRANCHES) or (last.is_consequence > one.is_consequence)
                 # A library caught its own exception, and raises for the script what is to be read.
-                is_told_better |= not last.user_frame and bool(one.user_frame) and not last.is_known
+                is_for_script = not (one.is_explained or one.is_consequence or is_wrapper(one.headline))
+                is_told_better |= is_for_script and not last.user_frame and bool(one.user_frame) and not last.is_known
                 if is_told_better and not last.is_explained and one.frames:
                     found.pop()
                 elif last.is_explained or not one.is_explained:
@@ -191,10 +192,11 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_logged = not is_of_script or (known.user_frame is None and not reader.may_end(line))  # by a library
         has_steps_below = line.number < steps.get(line.source.shown, 0)
         has_gone_on = is_logged and has_steps_below
+        may_go_on = has_gone_on or (has_steps_below and not (has_ends or reader.is_uncaught(line)))
         is_last_word = reader.is_uncaught(line) or (bool(who) and (has_ends or not has_steps_below))
         is_sure = is_told and is_last_word and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
-        confidence = Confidence.CERTAIN if is_sure else Confidence.LIKELY
+        confidence = Confidence.CERTAIN if is_sure else Confidence.UNDECIDED if has_gone_on else Confidence.LIKELY
         for who in whos:
             yield reader.state(
                 FactKind.RAISED,
@@ -207,7 +209,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
                 alternatives=() if is_sure else cause.also,
                 told=(f"{where}: " if where else "") + text[:300],
                 is_generic=not known.is_known or not reader.may_end(line),
-                is_fatal=reader.may_end(line) and not has_gone_on,
+                is_fatal=reader.may_end(line) and not may_go_on,
                 things=(where,) if where else (),
             )
 
@@ -223,7 +225,7 @@ def _is_explained(line: Line, stated: _Stated) -> bool:
 
     A line with a logger's own header is not part of an exception's message.
     """
-    is_bare = line.text.endswith(":")  # its message stands below: rich breaks long lines
+    is_bare = line.text.rstrip().endswith(("Error:", "Exception:"))  # its message stands below: rich breaks long lines
     for number in range(line.number, line.number + _REACH + 1):
         for event in stated.get((line.source.shown, number), ()):
             if number == line.number and Trait.ERROR_OF_SCRIPT in event.traits:
