@@ -147,7 +147,11 @@ LOOK_FOR_OOM = "dmesg -T | grep -i 'killed process'"
     ("exit_code", "fix"),
     [
         (-9, f"on node02: {LOOK_FOR_OOM}; if that lists it, memory ran out: request more, or use less"),
-        (-11, "native code crashed: PYTHONFAULTHANDLER=1 prints in which call; run that alone, or with another version of its library"),
+        (
+            -11,
+            "native code crashed: PYTHONFAULTHANDLER=1 prints in which call; run that alone, or with another version "
+            "of its library",
+        ),
         (-7, "on node02: df -h /dev/shm; if it is full, free it or make it larger"),
         (-15, None),
         (1, None),
