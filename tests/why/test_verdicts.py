@@ -161,10 +161,10 @@ def test_two_that_broke_at_once_of_one_cause_are_both_told(findings: Why) -> Non
 def test_a_run_that_succeeded_after_a_restart_is_healthy(findings: Why) -> None:
     first, *others = findings(BEGUN + VICTIM + REPORT + RESTARTED + "step 130 loss 0.1\n" + SUCCEEDED)
     assert (first.cause, first.confidence) == ("AR599 healthy", Confidence.CERTAIN)
-    assert {(each.cause, each.severity) for each in others} == {
+    assert [(each.cause, each.severity) for each in others] == [
         ("AR590 user-code-error", Severity.WARN),  # what the victim raised
         ("AR210 link-down", Severity.WARN),
-    }
+    ]
 
 
 LIVE = """\

@@ -99,9 +99,10 @@ class FactReader:
 
     def entry_of(self, line: Line) -> SummaryEntry | None:
         """Return the worker of torchrun's summary whose exception this line is; None: its process wrote it."""
+        if not line.text[:1].isspace():
+            return None
         is_exception = line.at in self._exceptions or _INDENTED.match(line.text) is not None
-        is_quoted = line.text[:1].isspace() and is_exception
-        entries = self._entries.get(line.source.shown, ()) if is_quoted else ()
+        entries = self._entries.get(line.source.shown, ()) if is_exception else ()
         end = bisect_left(entries, line.number, key=_first_line)
         first = bisect_left(entries, line.number - ENTRY_LINES, key=_first_line)
         above = (entry for entry in reversed(entries[first:end]) if entry.when.writer == line.writer)
@@ -263,10 +264,10 @@ class FactReader:
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
             names, about["said"] = [], Said.SELF
-        when = self.times.of(event.line)
         if kind is FactKind.NODE_LOST and said in {Said.SCHEDULER, Said.LAUNCHER}:  # it notices some minutes later
+            when = self.times.of(event.line)
             about["when"] = When(None, when.latest_s, when.clock)
-        elif kind is FactKind.MISSING and when.earliest_s is not None:
+        elif kind is FactKind.MISSING and (when := self.times.of(event.line)).earliest_s is not None:
             about["when"] = When(when.earliest_s - REPORT_S, when.latest_s, when.clock)
         for who in self._who(event.line, about["said"], names):
             yield self.state(kind, event.line, who=who, **about)
