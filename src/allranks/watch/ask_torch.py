@@ -27,12 +27,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +62,6 @@ SERVER = "pt_workerserver"
 """Name of the server's thread, and of those that it starts."""
 NCCL, GLOO = "dump_nccl_trace_json", "fr_trace_json"
 SILENT = f"torch did not answer within {ANSWER_S:.0f} s"
-NOT_ASKED = "torch was not asked, as something has moved between ranks all the time"
 NOTHING_ON = "torch's worker server is not on, nor NCCL's dump pipe"
 _ACCEPT = {"x86_64": ("43", "288"), "aarch64": ("202", "242")}
 """Numbers of accept(2) and accept4(2)."""
@@ -106,8 +107,6 @@ class TorchRecorders:
             if isinstance(told := self._told.get(pid), str):
                 problems[told].append(rank)
         self.limits = [f"the calls of {fold_ranks(those)}: {problem}"[:300] for problem, those in problems.items()]
-        is_late = any(now_s - node.first_s > STILL_S + EVERY_S for node in history.nodes.values())
-        self.limits += [NOT_ASKED] * (is_late and not self._due_s)
         return {pid: told for pid, told in self._told.items() if isinstance(told, FlightSeen)}
 
 
@@ -121,54 +120,58 @@ def ask_recorders(
         at_s: the time now, by the clock of the looks.
         pokes: pids whose dump pipe may be written to; None: all. Others that have no server are not in the answer.
     """
-    import asyncio  # which only --ask needs, and which is slow to import
+    now_ns = time.time_ns()
 
-    async def ask(pid: int, rank: int) -> Mapping[str, bytes] | FlightSeen | str | None:
-        async with asyncio.timeout(ANSWER_S):
-            if (port := find_server(pid, root=root)) is not None:
-                told = {handler: await post(port, handler) for handler in (NCCL, GLOO)}
-                return {handler: body for handler, body in told.items() if body is not None}
-            if pokes is not None and pid not in pokes:
-                return None
-            if (poked := poke_pipe(pid, rank, root=root)) is None:
-                return NOTHING_ON
-            while True:
-                await asyncio.sleep(0.05)
-                with contextlib.suppress(OSError, DumpError):  # it is still being written
-                    if _stamp(poked[0]) != poked[1]:
-                        return _as_flight({NCCL: read_regular(poked[0], at_most=MAX_BYTES)}, rank, *now)
-
-    async def post(address: tuple[str, int], handler: str) -> bytes | None:
-        answer = bytearray()
-        reader, writer = await asyncio.open_connection(*address)
+    def ask(pid: int) -> _Told | None:
         try:
-            writer.write(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
-            while part := await reader.read(1 << 18):
-                answer += part
-                if len(answer) > MAX_BYTES:
-                    raise OSError(f"its answer has more than {MAX_BYTES >> 20} MiB")
-        finally:
-            writer.transport.abort()
-        head, _, body = bytes(answer).partition(b"\r\n\r\n")
-        if not (status := re.match(rb"HTTP/1\.\d (200|404)\b", head)):
-            raise OSError(f"its answer begins with {head[:60]!r}")
-        return body if status[1] == b"200" else None
-
-    async def ask_all() -> list[Any]:
-        return await asyncio.gather(*map(ask, ranks, ranks.values()), return_exceptions=True)
-
-    now, told = (at_s, time.time_ns()), dict[int, _Told]()
-    for (pid, rank), answer in zip(ranks.items(), asyncio.run(ask_all()), strict=True):
-        try:
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is not None:
-                told[pid] = _as_flight(answer, rank, *now) if isinstance(answer, Mapping) else answer
+            answers = _ask_server(pid, root=root)
+            if answers is not None:
+                return _as_flight(answers, ranks[pid], at_s, now_ns)
+            return _ask_pipe(pid, ranks[pid], at_s, root=root) if pokes is None or pid in pokes else None
         except TimeoutError:
-            told[pid] = SILENT
+            return SILENT
         except Exception as exc:  # whatever it has answered, it costs only this
-            told[pid] = f"torch cannot be asked: {exc}"
-    return told
+            return f"torch cannot be asked: {exc}"
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        told = dict(zip(ranks, threads.map(ask, ranks), strict=True))
+    return {pid: answer for pid, answer in told.items() if answer is not None}
+
+
+def _ask_server(pid: int, *, root: Path) -> dict[str, bytes] | None:
+    """Return what each handler of a process's worker server answers, where it is known; None: there is no server."""
+    if (address := find_server(pid, root=root)) is None:
+        return None
+    answers, deadline_s = dict[str, bytes](), time.monotonic() + ANSWER_S
+    for handler in (NCCL, GLOO):
+        with contextlib.closing(HTTPConnection(*address, timeout=ANSWER_S)) as connection:
+            connection.request("POST", f"/handler/{handler}")
+            response, body = connection.getresponse(), bytearray()
+            while part := response.read1(1 << 18):
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise OSError(f"its answer has more than {MAX_BYTES >> 20} MiB")
+                if time.monotonic() > deadline_s:
+                    raise TimeoutError
+            if response.status == HTTPStatus.OK:
+                answers[handler] = bytes(body)
+            elif response.status != HTTPStatus.NOT_FOUND:
+                raise OSError(f"it answers {response.status} {response.reason}")
+    return answers
+
+
+def _ask_pipe(pid: int, rank: int, at_s: float, *, root: Path) -> _Told:
+    """Return what NCCL writes into its file once a byte came through its pipe."""
+    deadline_s, now_ns = time.monotonic() + ANSWER_S, time.time_ns()
+    if (poked := poke_pipe(pid, rank, root=root)) is None:
+        return NOTHING_ON
+    file, before = poked
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError, DumpError):  # it is still being written
+            if _stamp(file) != before:
+                return _as_flight({NCCL: read_regular(file, at_most=MAX_BYTES)}, rank, at_s, now_ns)
+        time.sleep(0.05)
+    return SILENT
 
 
 def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -> FlightSeen:

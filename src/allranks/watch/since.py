@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from allranks.causes.book import find_cause
-from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, When
 from allranks.model.beat import ProcessState
 from allranks.model.errors import name_signal
@@ -34,8 +32,6 @@ WINDOW_S = 3.0
 """Over which the use of the processor is measured."""
 PASSED_S = 2.0
 """After so long without a proven fault, a job whose ranks talk to each other has got over it."""
-FOLLOWS_S = 30.0
-"""What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
 QUIET_EVERY_S, BUSY_EVERY_S = 2.0, 15.0
 """Between two reads of a rank's stack."""
 MAX_OFTEN, MAX_AT_ONCE = 8, 8
@@ -44,8 +40,6 @@ LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
 DRIFT = 1e-4
 """Seconds that two clocks may drift apart each second."""
-WAYS, STOOD_S = 8, 5.0
-"""So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
 QUIET_S, IDLE_CPU_S, IDLE_SHARE = 2.0, 0.02, 0.03
 """A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
 of processor time are nothing, and neither is this share of a core: threads that wake up now and then use some (NCCL's
@@ -211,19 +205,15 @@ class NodeTrack:
     """When the first look came; it may have taken long, as no later one does."""
     passed_s: float = 0.0
     """Between the last two looks: those of very many nodes come seconds apart."""
-    ways_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAYS))
-    """Of the last looks, from when they were taken, by the node's clock, until they came."""
 
     def follow(self, look: NodeLook, now_s: float) -> bool:
         """Take in a newer look; returns whether what is known of the time before it still counts."""
-        self.ways_s.append(now_s - look.at_s)
-        before_s, drifted_s = self.told_s, self.offset_s + DRIFT * (look.at_s - self.look.at_s)
-        has_stood = len(self.ways_s) == WAYS and min(self.ways_s) > drifted_s + STOOD_S
-        self.offset_s = min(self.ways_s) if has_stood else min(drifted_s, self.ways_s[-1])
+        drifted_s = self.offset_s + DRIFT * (look.at_s - self.look.at_s)
+        self.offset_s = min(drifted_s, now_s - look.at_s)
+        before_s, longest_s = self.told_s, max(GAP_S, GAPS * self.passed_s)
         self.look, self.told_s = look, look.at_s + self.offset_s
-        passed_s, known_s = self.told_s - before_s, self.passed_s
-        self.passed_s = passed_s
-        return passed_s <= max(GAP_S, GAPS * known_s)
+        self.passed_s = self.told_s - before_s
+        return self.passed_s <= longest_s
 
 
 class LookHistory:
@@ -238,9 +228,9 @@ class LookHistory:
         self.moved_s = -math.inf
         """When something last moved between ranks, or one called NCCL, or began to be looked at, or all had ended."""
         self.proven: list[Finding] = []
-        """The verdicts so far, but those that the job has got over."""
+        """The verdicts on the first fault, until the job has got over it."""
         self.held_s = -math.inf
-        """When the last of them was last seen to hold."""
+        """When they were last seen to hold."""
         self.stood: tuple[float, tuple[Any, ...]] = (-math.inf, ())
         """When ranks were last said to wait for others, before any of them ended; and those states."""
         self.told_stops: tuple[object, Sequence[Standstill]] = (None, ())
@@ -308,18 +298,14 @@ class LookHistory:
         return [*self.workers.values(), *nameless]
 
     def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
-        """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
-        has_passed = bool(self.living) and self.moved_s > self.held_s
-        if not found and now_s - self.held_s > PASSED_S and has_passed:
-            # Only processes that live get over it: stopped, no link, no store.
-            self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]
+        """Remember what is proven now: a fault that is known is told anew, and what followed from it is not."""
+        if not found and self.living and self.moved_s > self.held_s and now_s - self.held_s > PASSED_S:
+            self.proven = []
         sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
-        again = [new for new in sure if any(_is_same(new, old) for old in self.proven)]
-        if not self.proven or now_s - self.held_s > FOLLOWS_S:
-            again = sure
-        if again:
-            others = [old for old in self.proven if not any(_is_same(new, old) for new in again)]
-            self.proven, self.held_s = [*others, *again], now_s
+        if self.proven:
+            sure = [new for new in sure if any(_is_same(new, old) for old in self.proven)]
+        if sure:
+            self.proven, self.held_s = sure, now_s
 
 
 def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_most: int = MAX_AT_ONCE) -> list[Track]:

@@ -106,12 +106,14 @@ class Trace:
         self._flushed_s, self._is_flush_due = time.monotonic(), False
         if not self._rows:
             return
+        first, self._first = self._first, None  # what is torn now has no rows below it
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             with Folder.at(self._directory).make(FOLDER).append(file_name(self._membership.rank)) as file:
-                file.write(to_bytes(self._rows, self._first))
+                file.write(to_bytes(self._rows, first))
             for row in self._rows:
-                self._first = self._first if self._first and self._first.about == row.about else row
+                first = first if first and first.about == row.about else row
+            self._first = first
             self._rows.clear()
 
     def _commit(self) -> None:
