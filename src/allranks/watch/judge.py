@@ -170,7 +170,7 @@ class _Court:
             yield WatchState(text, cause="process-stopped")
         for track in self._held(ProcessRole.LAUNCHER) if not self._history.proven else ():
             text = f"{_name(track)} has been {_say_held(track)}"
-            yield make_state(text, (), track, track.state_s, cause="process-stopped")
+            yield make_state(text, (), track, cause="process-stopped")
 
     # Ends
 

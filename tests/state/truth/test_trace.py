@@ -142,11 +142,12 @@ def test_a_resume_is_told_with_its_first_row(tmp_path: Path) -> None:
     assert [row.step for row in rows_of(tmp_path)] == [*range(6)]
 
 
-def test_rows_are_appended_between_two_saves(tmp_path: Path) -> None:
+def test_rows_are_appended(tmp_path: Path) -> None:
     trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT)
     for step in range(4):
         trace.note(step, {"model/w": step}, is_saved=True)
         trace.batch([step])
+        trace.flush()
         assert [row.step for row in rows_of(tmp_path)] == [*range(step + 1)]
     assert (tmp_path / FOLDER / "rank_00000.jsonl").read_bytes().count(b'"format"') == 1
 
@@ -163,6 +164,7 @@ def test_saves_have_rows_at_all_steps(tmp_path: Path) -> None:
     for step in (4 * MOST_ROWS + 4, 4 * MOST_ROWS + 5, 4 * MOST_ROWS + 7):
         trace.note(step, {"model/w": step}, is_saved=step % 8 == 7)
         trace.batch([step])
+    trace.flush()
     assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 7]
     train(tmp_path, range(4 * MOST_ROWS + 5, 4 * MOST_ROWS + 7))
     assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 5]
