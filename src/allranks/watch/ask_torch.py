@@ -33,8 +33,6 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from http import HTTPStatus
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +125,7 @@ def ask_recorders(
             answers = _ask_server(pid, root=root)
             if answers is not None:
                 return _as_flight(answers, ranks[pid], at_s, now_ns)
-            return _ask_pipe(pid, ranks[pid], at_s, root=root) if pokes is None or pid in pokes else None
+            return _ask_pipe(pid, ranks[pid], at_s, now_ns, root=root) if pokes is None or pid in pokes else None
         except TimeoutError:
             return SILENT
         except Exception as exc:  # whatever it has answered, it costs only this
@@ -140,6 +138,8 @@ def ask_recorders(
 
 def _ask_server(pid: int, *, root: Path) -> dict[str, bytes] | None:
     """Return what each handler of a process's worker server answers, where it is known; None: there is no server."""
+    from http.client import HTTPConnection  # which only --ask needs
+
     if (address := find_server(pid, root=root)) is None:
         return None
     answers, deadline_s = dict[str, bytes](), time.monotonic() + ANSWER_S
@@ -153,25 +153,9 @@ def _ask_server(pid: int, *, root: Path) -> dict[str, bytes] | None:
                     raise OSError(f"its answer has more than {MAX_BYTES >> 20} MiB")
                 if time.monotonic() > deadline_s:
                     raise TimeoutError
-            if response.status == HTTPStatus.OK:
+            if response.status == 200:
                 answers[handler] = bytes(body)
-            elif response.status != HTTPStatus.NOT_FOUND:
-                raise OSError(f"it answers {response.status} {response.reason}")
     return answers
-
-
-def _ask_pipe(pid: int, rank: int, at_s: float, *, root: Path) -> _Told:
-    """Return what NCCL writes into its file once a byte came through its pipe."""
-    deadline_s, now_ns = time.monotonic() + ANSWER_S, time.time_ns()
-    if (poked := poke_pipe(pid, rank, root=root)) is None:
-        return NOTHING_ON
-    file, before = poked
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError, DumpError):  # it is still being written
-            if _stamp(file) != before:
-                return _as_flight({NCCL: read_regular(file, at_most=MAX_BYTES)}, rank, at_s, now_ns)
-        time.sleep(0.05)
-    return SILENT
 
 
 def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -> FlightSeen:
@@ -230,19 +214,20 @@ def find_server(pid: int, *, root: Path = Path("/")) -> tuple[str, int] | None:
     raise OSError("its worker server listens at no TCP port")
 
 
-def poke_pipe(pid: int, rank: int, *, root: Path = Path("/")) -> tuple[Path, object] | None:
-    """Have NCCL write its dump. Returns the file, and what it is like before; None: the job has no such pipe.
+def _ask_pipe(pid: int, rank: int, at_s: float, now_ns: int, *, root: Path) -> _Told:
+    """Return what NCCL writes into its file once a byte has come through its pipe.
 
     Raises:
         OSError: the pipe is missing, another user's, or nobody reads it; or nothing says which file it is.
+        TimeoutError: it writes none.
     """
     env = read_live_environment(pid, root=root) or {}
     if not (pipe := env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")):
-        return None
+        return NOTHING_ON
     if not (dump := env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
         raise OSError("NCCL's dump pipe is on, but TORCH_FR_DUMP_TEMP_FILE is not set")
     file = path_of(pid, f"{dump}{rank}", root=root)
-    before = _stamp(file)
+    before, deadline_s = _stamp(file), time.monotonic() + ANSWER_S
     with contextlib.ExitStack() as left:
         # Without rights first: whatever a link leads to, only a pipe of the rank's own user is opened.
         held = os.open(path_of(pid, f"{pipe}{rank}.pipe", root=root), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -253,7 +238,12 @@ def poke_pipe(pid: int, rank: int, *, root: Path = Path("/")) -> tuple[Path, obj
         writable = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         left.callback(os.close, writable)
         os.write(writable, b"1")
-    return file, before
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError, DumpError):  # it is still being written
+            if _stamp(file) != before:
+                return _as_flight({NCCL: read_regular(file, at_most=MAX_BYTES)}, rank, at_s, now_ns)
+        time.sleep(0.05)
+    raise TimeoutError
 
 
 def _stamp(path: Path) -> object:

@@ -53,7 +53,7 @@ MAX_ENDED_CHILDREN = 64
 """DataLoader workers end with every epoch; the last ones are told."""
 NCCL_EVERY_S, GPU_S = 5.0, 5.0
 """NCCL and nvidia-smi are asked so often; nvidia-smi is waited for so long."""
-_BY_KERNEL = ("state", "cpu_s", "num_switches", "rss_bytes")
+_BY_KERNEL = ("state", "cpu_s", "rss_bytes")
 """Fields that the kernel tells at each look, by the same names in ProcessSeen and ProcessLook."""
 _Found = tuple[Sequence[FoundProcess], tuple[str, int] | None, float]
 """Processes, the store's address, and processor time for it."""

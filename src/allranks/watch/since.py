@@ -28,8 +28,6 @@ GAP_S = 2.0
 """Looks of one node that are further apart do not tell what was between them, unless they come so anyhow."""
 GAPS = 3.0
 """How much later than the one before it a look may come: of very many nodes, looks are seconds apart."""
-WINDOW_S = 3.0
-"""Over which the use of the processor is measured."""
 PASSED_S = 2.0
 """After so long without a proven fault, a job whose ranks talk to each other has got over it."""
 QUIET_EVERY_S, BUSY_EVERY_S = 2.0, 15.0
@@ -40,10 +38,9 @@ LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
 DRIFT = 1e-4
 """Seconds that two clocks may drift apart each second."""
-QUIET_S, IDLE_CPU_S, IDLE_SHARE = 2.0, 0.02, 0.03
-"""A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
-of processor time are nothing, and neither is this share of a core: threads that wake up now and then use some (NCCL's
-watchdog, a progress bar that is redrawn ten times a second)."""
+QUIET_S, IDLE_SHARE = 2.0, 0.03
+"""A process that has done nothing visible for so long is quiet; most steps are shorter. This share of a core is nothing:
+threads that wake up now and then use some (NCCL's watchdog, a progress bar that is redrawn ten times a second)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
 """Not the children of ranks: nobody asks where these are, or whom they talk to."""
 _PLACE = attrgetter("operation", "place", "counters")
@@ -89,12 +86,6 @@ class Track:
     """Each stack shows the same place, operation and counters."""
     ops_s: float = field(init=False)
     """It has started no collective of NCCL's."""
-    awake: ProcessLook = field(init=False)
-    """The look since which it has used no processor time, and its main thread has not woken up."""
-    busy_s: float = 0.0
-    """Processor time since then, beyond the share of one that is idle."""
-    still_s: float = field(init=False)
-    """When that was."""
     read_s: float = -math.inf
     """When its stack was last asked for."""
     stack_s: float = -math.inf
@@ -105,10 +96,10 @@ class Track:
     """When it ended: after the last look that saw it alive."""
     flows: dict[Ends, Flow] = field(default_factory=dict)
     cpu: deque[tuple[float, float]] = field(default_factory=deque)
+    """Times of the looks of the last QUIET_S, and its processor time then."""
 
     def __post_init__(self) -> None:
-        self.state_s = self.place_s = self.ops_s = self.first_s = self.still_s = self.began_s
-        self.awake = self.look
+        self.state_s = self.place_s = self.ops_s = self.first_s = self.began_s
 
     @property
     def is_alive(self) -> bool:
@@ -146,12 +137,12 @@ class Track:
     def cpu_share(self) -> float | None:
         """Of one core, lately; None: it has not been looked at for long enough."""
         (first_s, first), (last_s, last) = (self.cpu[0], self.cpu[-1]) if self.cpu else ((0.0, 0.0), (0.0, 0.0))
-        return (last - first) / (last_s - first_s) if last_s - first_s >= WINDOW_S / 2 else None
+        return (last - first) / (last_s - first_s) if last_s - first_s >= QUIET_S else None
 
     @property
     def is_still(self) -> bool:
         """Whether it has done nothing at all for long."""
-        return self.told_s - self.still_s >= QUIET_S
+        return self.cpu_share is not None and self.cpu_share <= IDLE_SHARE
 
     @property
     def is_quiet(self) -> bool:
@@ -175,11 +166,8 @@ class Track:
             self.state_s = told_s
         if look.nccl_ops != before.nccl_ops:
             self.ops_s = told_s
-        self.busy_s = max(0.0, self.busy_s + look.cpu_s - before.cpu_s - IDLE_SHARE * (told_s - lived_s))
-        if look.num_switches != self.awake.num_switches or self.busy_s > IDLE_CPU_S:
-            self.awake, self.still_s, self.busy_s = look, told_s, 0.0
         self.cpu.append((told_s, look.cpu_s))
-        while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - WINDOW_S:
+        while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - QUIET_S:
             self.cpu.popleft()
         known, self.flows = self.flows, {}
         for seen in look.sockets:
@@ -195,12 +183,11 @@ class Track:
 
 @dataclass(slots=True)
 class NodeTrack:
-    """The last look at one node; what is added to a time of its clock, when the look was taken, and when one came."""
+    """The last look at one node; what is added to a time of its clock, and when the look was taken."""
 
     look: NodeLook
     offset_s: float
     told_s: float
-    heard_s: float
     first_s: float
     """When the first look came; it may have taken long, as no later one does."""
     passed_s: float = 0.0
@@ -243,8 +230,7 @@ class LookHistory:
 
     def hear(self, look: NodeLook, now_s: float) -> None:
         """Take in one look; one that is older than the last one of its node does not count."""
-        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s, now_s))
-        node.heard_s = now_s
+        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s))
         if look.at_s <= node.look.at_s and look is not node.look:
             return
         is_continued = node.follow(look, now_s)

@@ -213,8 +213,7 @@ class RanksNow:
         behind = [rank for count in counts if count < max(counts) for rank in counts[count]]
         since_s = max((track.ops_s for track in self.living.values()), default=self.now_s)
         are_idle = all((self.living[rank].look.gpu_percent or 0) < BUSY_GPU for rank in behind)
-        is_told = behind and -1 not in counts and 2 * len(behind) <= len(self.living)
-        if not is_told or not are_idle or self.told_s - since_s < STILL_S:
+        if not behind or -1 in counts or not are_idle or self.told_s - since_s < STILL_S:
             return
         first = self.living[behind[0]]
         said = ", ".join(f"{fold_ranks(counts[count])} {count}" for count in sorted(counts))

@@ -305,7 +305,7 @@ class Comparing:
             (count,) = self._count(suspects[:1], reports).values()
             what = describe_bits(suspects, count, reports, step=step, equal_step=self.equal_step)
             if not self._heal(suspects, reports, what, step):
-                raise self._error(what, suspects[0], reports)
+                raise self.accuse("AR610", what, suspects[0].ranks, reports, is_decided=suspects[0].is_decided)
         if not self._is_loading:
             self._agree(step)
 
@@ -320,7 +320,7 @@ class Comparing:
         updated = self._find_updates(judged.suspects, reports)  # their bits are still there: no optimizer changed them
         if suspects := [own for own in judged.suspects if own.name not in updated]:
             what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
-            raise self._error(what, suspects[0], reports)
+            raise self.accuse("AR610", what, suspects[0].ranks, reports, is_decided=suspects[0].is_decided)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
         if ruined and step == self._ruined:
@@ -356,9 +356,6 @@ class Comparing:
             add_event("healed", step=step, ranks=ranks, tensors=names)
         self.say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
         return True
-
-    def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
-        return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
     def _find_updates(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> list[str]:
         doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]

@@ -4,7 +4,7 @@
     trace.batch(batches)             # when the batch of that step has been fetched
 
 Rank 0 records a number for each tracked part; each rank records one for each generator of random numbers and one for
-its batch. The first row is written at once, the others every FLUSH_S, so a slow directory delays a step as a print does.
+its batch. The first row is written at once, the others every FLUSH_S: a slow directory delays a step as a print does.
 What cannot be written costs the record, never a step.
 """
 
