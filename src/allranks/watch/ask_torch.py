@@ -45,6 +45,7 @@ from allranks.host.process import path_of, read_file
 from allranks.host.sockets import read_proc
 from allranks.host.threads import ThreadQuestion
 from allranks.model.beat import MAX_SIZES
+from allranks.model.foreign import FIRST_USE
 from allranks.model.node_look import MAX_TOLD_CALLS, FlightSeen
 from allranks.report.text import fold_ranks
 from allranks.watch.since import LookHistory
@@ -170,7 +171,8 @@ def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -
         raise DumpError("this torch has no flight recorder that can be asked")
     if any(data.count(b"{") > MAX_ENTRIES for data in told.values() if not data.startswith(b"\x80")):
         raise DumpError(f"its answer has more than {MAX_ENTRIES:,} entries")
-    dumps = [(handler, parse_dump(data, rank=rank, keep=KEPT_CALLS)) for handler, data in told.items()]
+    with FIRST_USE:
+        dumps = [(handler, parse_dump(data, rank=rank, keep=KEPT_CALLS)) for handler, data in told.items()]
     calls, about = list[dict[str, Any]](), defaultdict[str, dict[str, Any]](dict)
     for handler, dump in dumps:
         more = "/gloo" if len(dumps) > 1 and handler == GLOO else ""
@@ -187,7 +189,8 @@ def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -
     # One that has recorded nothing may be off (TORCH_FR_BUFFER_SIZE=0).
     is_whole = bool(calls) and all(dump.is_whole for _, dump in dumps)
     seen = {"at_s": at_s, "called_s": called_s, "calls": calls[-MAX_TOLD_CALLS:], "is_whole": is_whole}
-    return msgspec.convert(seen | about | {"formed_again": [*about["formed_again"]]}, FlightSeen)
+    with FIRST_USE:
+        return msgspec.convert(seen | about | {"formed_again": [*about["formed_again"]]}, FlightSeen)
 
 
 def find_server(pid: int, *, root: Path = Path("/")) -> tuple[str, int] | None:

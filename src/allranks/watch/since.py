@@ -39,8 +39,8 @@ LOOKS_S = 0.6
 DRIFT = 1e-4
 """Seconds that two clocks may drift apart each second."""
 QUIET_S, IDLE_SHARE = 2.0, 0.03
-"""A process that has done nothing visible for so long is quiet; most steps are shorter. This share of a core is nothing:
-threads that wake up now and then use some (NCCL's watchdog, a progress bar that is redrawn ten times a second)."""
+"""A process that does nothing for so long is quiet; most steps are shorter. This share of a core is nothing: threads
+that wake up now and then use some (NCCL's watchdog, a progress bar that is redrawn ten times a second)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
 """Not the children of ranks: nobody asks where these are, or whom they talk to."""
 _PLACE = attrgetter("operation", "place", "counters")

@@ -109,10 +109,9 @@ def read_record(directory: Path) -> dict[int, list[TraceRow]]:
         UsageError: the record is damaged, or of another version of allranks.
     """
     record, has_other = {}, False
-    for path in (directory / FOLDER).glob("rank_*"):
-        number = path.name.removeprefix("rank_").removesuffix(".jsonl")
-        data = find_regular(path, at_most=MAX_BYTES)
-        if number.isdecimal() and path.name == file_name(int(number)) and (rows := parse_rows(data or b"")):
+    for path in (directory / FOLDER).glob("rank_*.jsonl"):
+        number, data = path.stem.removeprefix("rank_"), find_regular(path, at_most=MAX_BYTES)
+        if number.isdecimal() and (rows := parse_rows(data or b"")):
             record[int(number)] = rows
         has_other |= bool(data)
     if has_other and not record:
