@@ -31,7 +31,6 @@ import stat
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,20 +120,21 @@ def ask_recorders(
     """
     now_ns = time.time_ns()
 
-    def ask(pid: int) -> _Told | None:
+    def ask(pid: int) -> _Told:
         try:
             answers = _ask_server(pid, root=root)
             if answers is not None:
                 return _as_flight(answers, ranks[pid], at_s, now_ns)
-            return _ask_pipe(pid, ranks[pid], at_s, now_ns, root=root) if pokes is None or pid in pokes else None
+            return _ask_pipe(pid, ranks[pid], at_s, now_ns, root=root) if pokes is None or pid in pokes else ""
         except TimeoutError:
             return SILENT
         except Exception as exc:  # whatever it has answered, it costs only this
             return f"torch cannot be asked: {exc}"
 
-    with ThreadPoolExecutor(len(ranks)) as threads:
-        told = dict(zip(ranks, threads.map(ask, ranks), strict=True))
-    return {pid: answer for pid, answer in told.items() if answer is not None}
+    questions = {pid: ThreadQuestion[_Told]("allranks-ask") for pid in ranks}
+    for pid, question in questions.items():
+        question.ask(partial(ask, pid))
+    return {pid: told for pid, question in questions.items() if (told := question.take(waits=True))}
 
 
 def _ask_server(pid: int, *, root: Path) -> dict[str, bytes] | None:
