@@ -14,8 +14,6 @@ CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
 DAY_S = 86_400.0
 """After so long it may be of another run, or another process of that pid; clocks of other time zones differ by less."""
-LOADER_S = 60.0
-"""So soon a rank notices that a process of its data loader is gone: torch looks every 5 s."""
 OF_AN_EXCEPTION = 1
 """Exit code of Python after an exception that nobody caught."""
 
@@ -44,38 +42,16 @@ def not_after(reason: Item, effect: Item) -> bool:
 
 
 def lost_before(reason: Item, effect: Item) -> bool:
-    """Whether others' loss or wait may be why this process lost somebody or waited: certainly before, for these two.
-
-    Who lost a peer ends at once, and who then waits for it does so for longer than MONITOR_S. Where both have ended
-    together, the wait was first, whichever line stands above.
-    """
+    """Whether others' loss or wait may be why this process lost somebody or waited: certainly before, for these two."""
     if effect.sort not in {Sort.LOSS, Sort.WAIT}:
         return not_later(reason, effect)
-    if reason.sort is not effect.sort and _have_ended_together(reason, effect):
-        return reason.sort is Sort.WAIT
     return sooner(reason, effect)
 
-
-def _have_ended_together(one: Item, other: Item) -> bool:
-    ends = [
-        end.when
-        for item in (one, other)
-        for end in item.effects
-        if end.kind is FactKind.ENDED and end.process == item.process
-    ]
-    if len(ends) != 2 or ends[0].clock != ends[1].clock or None in {end.latest_s for end in ends}:
-        return False
-    return max(ends[0].after_s(ends[1]), ends[1].after_s(ends[0])) <= MONITOR_S
 
 
 def _is_one_file(reason: Item, effect: Item) -> bool:
     return reason.place.source == effect.place.source and min(reason.place.line, effect.place.line) > 0
 
-
-def is_moments_before(reason: Item, effect: Item) -> bool:
-    """Whether only clocks, by as much as they may differ, tell that it was before a time limit or a preemption."""
-    gap_s = effect.when.after_s(reason.when)
-    return effect.strength == 0 and not _is_one_file(reason, effect) and 0.0 < gap_s <= MONITOR_S
 
 
 def named_before(reason: Item, effect: Item) -> bool:
@@ -94,21 +70,11 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
     clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file that
     several nodes write to, the order of the lines counts.
     """
-    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO and effect.sort in {Sort.LOSS, Sort.GONE}
+    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO
     is_line_before = reason.place.line < effect.place.line or not _is_one_file(reason, effect)
     is_near = reason.when.after_s(effect.when) <= CLOCKS_S
-    is_sure = reason.strength == 0 or reason.is_first or _is_one_file(reason, effect)
-    return is_elsewhere and is_line_before and is_near and is_sure
+    return is_elsewhere and is_line_before and is_near
 
-
-def may_keep_away(reason: Item, effect: Item) -> bool:
-    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine.
-
-    A link, if it certainly failed, is why nobody hears of a rank that perhaps came.
-    """
-    is_elsewhere = is_outside(reason) and reason.who.compare_machines(effect.who) is Same.NO
-    is_link = reason.kind is FactKind.LINK_FAULT and reason.strength == 0 < effect.strength
-    return not_later(reason, effect) and not is_elsewhere and (is_link or reason.sort is not Sort.HINT)
 
 
 def is_reason(item: Item) -> bool:
@@ -136,7 +102,7 @@ def may_be_its_own(reason: Item, effect: Item) -> bool:
         return False
     if not _is_same_end(reason, effect) or reason.when.after_s(effect.when) > 0.0:
         return False
-    if reason.is_weak and not (reason.fact.said is Said.SELF and sooner(reason, effect)):
+    if reason.is_weak and not sooner(reason, effect):
         return False
     if not mine and reason.fact.confidence is Confidence.UNDECIDED:  # of anybody, who may have gone on
         return False
@@ -152,17 +118,13 @@ def _is_same_end(reason: Item, effect: Item) -> bool:
 def ends_others(reason: Item, effect: Item) -> bool:
     """Whether another process's end explains one that gives no reason itself."""
     if reason.sort is Sort.BREAK:
-        is_of_others = effect.fact.signal == SIGKILL or effect.is_first  # only what was before it can be why
-        if is_of_others and reason.kind is not FactKind.SCHEDULER_END:
-            return sooner(reason, effect)
         return not_later(reason, effect) and not_after(reason, effect)
     if reason.is_first and effect.is_first:  # by their launchers, whose lines have no order
         return reason.when.is_before(effect.when)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
     if mine == its:
         return sooner(reason, effect)
-    is_told_later = reason.who.node is None and not not_after(reason, effect)  # by a shell; srun has no order
-    return mine < its and not_later(reason, effect) and not is_told_later
+    return mine < its and not_later(reason, effect)
 
 
 def may_end_it(reason: Item, effect: Item) -> bool:
@@ -170,7 +132,7 @@ def may_end_it(reason: Item, effect: Item) -> bool:
 
     If nobody knows whose loss it is, it may be its own.
     """
-    if effect.fact.signal == SIGKILL or reason.fact.peer.compare_machines(effect.who) is Same.YES:
+    if effect.fact.signal == SIGKILL:
         return False  # no loss sends it; or it is the one that was lost
     same = reason.who.compare(effect.who)
     if effect.fact.signal is None and same is Same.NO:
@@ -178,19 +140,13 @@ def may_end_it(reason: Item, effect: Item) -> bool:
         # ended by itself.
         is_start = reason.sort is Sort.WAIT and reason.fact.seq is None and not reason.fact.peer
         return is_start and sooner(reason, effect) and effect.fact.code == OF_AN_EXCEPTION
-    is_own_choice = effect.is_first and effect.fact.signal is None and effect.fact.code != OF_AN_EXCEPTION
-    if same is Same.UNKNOWN and not is_own_choice and not_after(reason, effect):
+    if same is Same.UNKNOWN and not_after(reason, effect):
         return True
     if effect.fact.signal != SIGABRT:
         return False
     # By its own watchdog, unless it was the first of all.
-    return reason.sort is Sort.WAIT and sooner(reason, effect) if effect.is_first else not_later(reason, effect)
+    return sooner(reason, effect) if effect.is_first else not_later(reason, effect)
 
-
-def is_failure_before(reason: Item, effect: Item) -> bool:
-    """Whether others had certainly lost or awaited somebody before, or had ended by it, by the lines of one file."""
-    own = (end for end in reason.effects if end.process == reason.process and end.sort is Sort.END)
-    return reason.when.is_before(effect.when) or any(sooner(end, effect) for end in own)
 
 
 def may_prevent(reason: Item, effect: Item) -> bool:
@@ -200,28 +156,15 @@ def may_prevent(reason: Item, effect: Item) -> bool:
     return is_hint and not is_unsure and effect.sort is not Sort.ORDER and not_later(reason, effect)
 
 
-def may_be_its_parent(reason: Item, effect: Item) -> bool:
-    """Whether the kernel killed a process that is no rank, as a data loader, of which this one may be the rank.
-
-    It then ends by an exception. Nobody says that it is the parent, so it is never certain.
-    """
-    is_helper = reason.kind is FactKind.ENDED and reason.fact.said is Said.KERNEL and reason.who.rank is None
-    is_soon = not_later(reason, effect) and effect.when.after_s(reason.when) <= LOADER_S
-    is_end = effect.is_first and effect.fact.code == OF_AN_EXCEPTION
-    return is_helper and reason.is_real and is_end and is_soon
-
 
 def strikes(reason: Item, effect: Item) -> bool:
     """Whether what happened to a machine explains a fact of a process on it."""
-    if reason.kind is FactKind.ENDED:  # the kernel killed some process there: the one that a SIGKILL ended
-        is_kill = reason.who.is_node and reason.sort is Sort.BREAK
-        return is_kill and effect.sort is Sort.END and _is_same_end(reason, effect)
     if reason.kind is FactKind.DEVICE_FAULT:
         is_unsure = effect.kind is FactKind.RAISED and reason.strength < effect.strength and not effect.fact.is_generic
         is_same = effect.kind is FactKind.DEVICE_FAULT and is_outside(reason) and not is_outside(effect)
         return effect.kind is FactKind.ENDED or is_unsure or is_same
     if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
-        is_end = effect.fact.signal == SIGABRT or reason.fact.is_fatal or reason.fact.said is Said.INFERRED
+        is_end = effect.fact.signal == SIGABRT or reason.fact.said is Said.INFERRED
         return Sort.END < effect.sort < Sort.ORDER or is_end
     return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
@@ -233,3 +176,11 @@ def is_soon(reason: Item, effect: Item) -> bool | None:
     if reason.when.clock != effect.when.clock or mine is None or its is None:
         return None
     return abs(its - mine) <= CLOCKS_S
+
+
+def suffered_before(reason: Item, effect: Item) -> bool:
+    """Whether others gave up waiting, or lost somebody, before the job was ended.
+
+    What is lost by that end may stand above it.
+    """
+    return sooner(reason, effect) if reason.sort is Sort.WAIT else reason.when.is_before(effect.when)

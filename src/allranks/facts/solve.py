@@ -95,7 +95,7 @@ class _Between:
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            self._possibly(item, (broken, rules.may_keep_away), (hints, rules.may_keep_away))
+            self._possibly(item, (broken, not_later))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
@@ -130,10 +130,10 @@ class _Between:
         suffered = Pool(self._of(Sort.LOSS, Sort.WAIT))
         for item in breaks:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
-                is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.is_failure_before))
+                is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.suffered_before))
                 item.is_doubted = is_first and own.find(item, rules.not_after) is not None
                 for reason in item.causes:
-                    reason.is_doubted |= rules.is_moments_before(reason, item)
+                    reason.is_doubted |= 0.0 < item.when.after_s(reason.when) <= rules.MONITOR_S  # clocks differ
             elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
@@ -167,12 +167,6 @@ class _Between:
                 if not is_taken and (not own.who or (own.who.is_node and item.is_first)):
                     own.blamed = (*own.blamed, item.who)  # it names no process, but its end is known
                 continue
-            there = [*self._on_machine.get(item.who.node, ()), *self._on_machine.get(item.who.pod, ())]
-            child = next((reason for reason in there[: 4 * FEW] if rules.may_be_its_parent(reason, item)), None)
-            if child is not None:
-                child.explain(item, is_named=False)
-                child.blamed, child.is_doubted = (item.who,), True
-                continue
             self._possibly(item, (broken, rules.ends_others), (first, rules.ends_others), (lost, rules.may_end_it))
 
     def _is_repeated(self, told: Item) -> bool:
@@ -186,8 +180,6 @@ class _Between:
             for reason in self._on_machine.get(machine, ())[: 4 * FEW]:
                 if rules.strikes(reason, effect) and not_later(reason, effect):
                     reason.explain(effect, is_named=True)
-                    if reason.kind is FactKind.ENDED:
-                        reason.blamed = (*reason.blamed, effect.who)
                     return True
         return False
 
