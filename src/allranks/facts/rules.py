@@ -14,8 +14,8 @@ CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
 DAY_S = 86_400.0
 """After so long it may be of another run, or another process of that pid; clocks of other time zones differ by less."""
-OF_AN_EXCEPTION = 1
-"""Exit code of Python after an exception that nobody caught."""
+
+# --- Which was first --------------------------------------------------------------------------------------------------
 
 
 def not_later(reason: Item, effect: Item) -> bool:
@@ -23,7 +23,7 @@ def not_later(reason: Item, effect: Item) -> bool:
 
     A launcher may see an end later than peers see its loss. What it wrote, a process wrote before it ended.
     """
-    is_seen_late = reason.kind is FactKind.ENDED and reason.fact.said >= Said.SCHEDULER and effect.sort >= Sort.LOSS
+    is_seen_late = reason.kind is FactKind.ENDED and effect.sort >= Sort.LOSS
     is_own_word = reason.process == effect.process and reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED
     late_s = CLOCKS_S if is_own_word else MONITOR_S if is_seen_late else 0.0
     return reason.when.after_s(effect.when) <= late_s
@@ -41,17 +41,26 @@ def not_after(reason: Item, effect: Item) -> bool:
     return not sooner(effect, reason)
 
 
-def lost_before(reason: Item, effect: Item) -> bool:
-    """Whether others' loss or wait may be why this process lost somebody or waited: certainly before, for these two."""
-    if effect.sort not in {Sort.LOSS, Sort.WAIT}:
-        return not_later(reason, effect)
-    return sooner(reason, effect)
-
+def is_soon(reason: Item, effect: Item) -> bool:
+    """Whether the effect is known to have come soon after the reason, or shortly before by another clock."""
+    mine = reason.when.earliest_s if reason.when.latest_s is None else reason.when.latest_s
+    its = effect.when.earliest_s if effect.when.latest_s is None else effect.when.latest_s
+    if reason.when.clock != effect.when.clock or mine is None or its is None:
+        return False
+    return abs(its - mine) <= CLOCKS_S
 
 
 def _is_one_file(reason: Item, effect: Item) -> bool:
     return reason.place.source == effect.place.source and min(reason.place.line, effect.place.line) > 0
 
+
+# --- Why a process lost another one, or waited ------------------------------------------------------------------------
+
+
+def is_reason(item: Item) -> bool:
+    """Whether it may be why others lost its process, and did not itself follow from a loss."""
+    has_suffered = any(cause.sort is not Sort.BREAK for cause in item.causes)
+    return item.sort is Sort.BREAK or (item.sort in {Sort.END, Sort.ABSENT} and not has_suffered)
 
 
 def named_before(reason: Item, effect: Item) -> bool:
@@ -63,30 +72,42 @@ def named_before(reason: Item, effect: Item) -> bool:
     return not_later(reason, effect) or (is_other_clock and reason.is_real)
 
 
-def by_another_clock(reason: Item, effect: Item) -> bool:
-    """Whether the reason is a certain break on another machine, which only that machine's clock dates after the loss.
+def lost_before(reason: Item, effect: Item) -> bool:
+    """Whether others' loss or wait may be why this process lost somebody or waited: certainly before, for these two."""
+    return sooner(reason, effect) if effect.sort in {Sort.LOSS, Sort.WAIT} else not_later(reason, effect)
 
-    What a launcher saw first on its node, and nothing explains, is as good: who had lost others would say so. Nodes'
-    clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file that
-    several nodes write to, the order of the lines counts.
+
+def may_prevent(reason: Item, effect: Item) -> bool:
+    """Whether a link or a setting may explain it; a setting explains no wait in the middle of a job."""
+    is_unsure = Confidence.UNDECIDED is reason.fact.confidence is not effect.fact.confidence
+    is_hint = reason.kind is FactKind.LINK_FAULT or not effect.fact.seq
+    return is_hint and not is_unsure and effect.sort is not Sort.ORDER and not_later(reason, effect)
+
+
+def by_another_clock(reason: Item, effect: Item) -> bool:
+    """Whether the reason broke on another machine, and only that machine's clock dates it after the loss.
+
+    Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file
+    that several nodes write to, the order of the lines counts.
     """
     is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO
     is_line_before = reason.place.line < effect.place.line or not _is_one_file(reason, effect)
-    is_near = reason.when.after_s(effect.when) <= CLOCKS_S
-    return is_elsewhere and is_line_before and is_near
+    return is_elsewhere and is_line_before and reason.when.after_s(effect.when) <= CLOCKS_S
 
 
-
-def is_reason(item: Item) -> bool:
-    """Whether it may be why others lost its process, and did not itself follow from a loss."""
-    has_suffered = any(cause.sort is not Sort.BREAK for cause in item.causes)
-    return item.sort is Sort.BREAK or (item.sort in {Sort.END, Sort.ABSENT} and not has_suffered)
+# --- Why a process ended, or failed -----------------------------------------------------------------------------------
 
 
-def may_crash_it(reason: Item, effect: Item) -> bool:
-    """Whether a crash may have followed from a loss of its own process: one on its machine, reported before."""
-    is_near = reason.who.compare_machines(effect.who) is Same.YES
-    return is_near and reason.who.compare(effect.who) is Same.UNKNOWN and sooner(reason, effect)
+def strikes(reason: Item, effect: Item) -> bool:
+    """Whether what happened to a machine explains a fact of a process on it."""
+    if reason.kind is FactKind.DEVICE_FAULT:
+        is_unsure = effect.kind is FactKind.RAISED and reason.strength < effect.strength and not effect.fact.is_generic
+        is_same = effect.kind is FactKind.DEVICE_FAULT and is_outside(reason) and not is_outside(effect)
+        return effect.kind is FactKind.ENDED or is_unsure or is_same
+    if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process by its watchdog, or by an exception
+        is_end = effect.fact.signal == SIGABRT or reason.fact.said is Said.INFERRED
+        return Sort.END < effect.sort < Sort.ORDER or is_end
+    return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 
 def is_same_told(reason: Item, effect: Item) -> bool:
@@ -98,21 +119,14 @@ def is_same_told(reason: Item, effect: Item) -> bool:
 def may_be_its_own(reason: Item, effect: Item) -> bool:
     """Whether it may be the same process's, although nothing says so: one knows its rank, the other its local rank."""
     mine, its = reason.who, effect.who
-    if reason.kind not in {FactKind.RAISED, FactKind.ENDED} or mine.compare(its) is not Same.UNKNOWN:
+    is_failure = reason.kind in {FactKind.RAISED, FactKind.ENDED} and reason.fact.signal == effect.fact.signal
+    if not is_failure or mine.compare(its) is not Same.UNKNOWN or not not_later(reason, effect):
         return False
-    if not _is_same_end(reason, effect) or reason.when.after_s(effect.when) > 0.0:
-        return False
-    if reason.is_weak and not sooner(reason, effect):
-        return False
-    if not mine and reason.fact.confidence is Confidence.UNDECIDED:  # of anybody, who may have gone on
+    is_anybodys = not mine and reason.fact.confidence is Confidence.UNDECIDED  # who may have gone on
+    if is_anybodys or (reason.is_weak and not sooner(reason, effect)):
         return False
     numbers = {who.local_rank if who.rank is None else who.rank for who in (mine, its)}
     return bool(mine.node or its.node) or None in numbers or len(numbers) == 1
-
-
-def _is_same_end(reason: Item, effect: Item) -> bool:
-    """Whether the effect's process can have ended in the way that the reason tells."""
-    return reason.fact.signal == effect.fact.signal or (effect.fact.signal, effect.fact.code) == (None, None)
 
 
 def ends_others(reason: Item, effect: Item) -> bool:
@@ -122,60 +136,22 @@ def ends_others(reason: Item, effect: Item) -> bool:
     if reason.is_first and effect.is_first:  # by their launchers, whose lines have no order
         return reason.when.is_before(effect.when)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
-    if mine == its:
-        return sooner(reason, effect)
-    return mine < its and not_later(reason, effect)
+    return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect)
 
 
 def may_end_it(reason: Item, effect: Item) -> bool:
     """Whether a process that ended without a reason may have lost others, or waited for them, as the reason's did.
 
-    If nobody knows whose loss it is, it may be its own.
+    If nobody knows whose loss it is, it may be its own. Who was the first to end did so by itself, unless others had
+    given up waiting before.
     """
     if effect.fact.signal == SIGKILL:
-        return False  # no loss sends it; or it is the one that was lost
-    same = reason.who.compare(effect.who)
-    if effect.fact.signal is None and same is Same.NO:
-        # If others had given up waiting for all to join, it may have, too, by an exception; else, who was the first
-        # ended by itself.
-        is_start = reason.sort is Sort.WAIT and reason.fact.seq is None and not reason.fact.peer
-        return is_start and sooner(reason, effect) and effect.fact.code == OF_AN_EXCEPTION
-    if same is Same.UNKNOWN and not_after(reason, effect):
-        return True
-    if effect.fact.signal != SIGABRT:
-        return False
-    # By its own watchdog, unless it was the first of all.
-    return sooner(reason, effect) if effect.is_first else not_later(reason, effect)
-
-
-
-def may_prevent(reason: Item, effect: Item) -> bool:
-    """Whether a link or a setting may explain it; a setting explains no wait in the middle of a job."""
-    is_unsure = Confidence.UNDECIDED is reason.fact.confidence is not effect.fact.confidence
-    is_hint = reason.kind is FactKind.LINK_FAULT or not effect.fact.seq
-    return is_hint and not is_unsure and effect.sort is not Sort.ORDER and not_later(reason, effect)
-
-
-
-def strikes(reason: Item, effect: Item) -> bool:
-    """Whether what happened to a machine explains a fact of a process on it."""
-    if reason.kind is FactKind.DEVICE_FAULT:
-        is_unsure = effect.kind is FactKind.RAISED and reason.strength < effect.strength and not effect.fact.is_generic
-        is_same = effect.kind is FactKind.DEVICE_FAULT and is_outside(reason) and not is_outside(effect)
-        return effect.kind is FactKind.ENDED or is_unsure or is_same
-    if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
-        is_end = effect.fact.signal == SIGABRT or reason.fact.said is Said.INFERRED
-        return Sort.END < effect.sort < Sort.ORDER or is_end
-    return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
-
-
-def is_soon(reason: Item, effect: Item) -> bool | None:
-    """Whether the effect came soon after the reason, by the ends of their times that are known; None: who knows."""
-    mine = reason.when.earliest_s if reason.when.latest_s is None else reason.when.latest_s
-    its = effect.when.earliest_s if effect.when.latest_s is None else effect.when.latest_s
-    if reason.when.clock != effect.when.clock or mine is None or its is None:
-        return None
-    return abs(its - mine) <= CLOCKS_S
+        return False  # no loss sends it
+    if reason.who.compare(effect.who) is Same.UNKNOWN:
+        return not_after(reason, effect)
+    if effect.fact.signal == SIGABRT and not effect.is_first:  # by its own watchdog
+        return not_later(reason, effect)
+    return reason.sort is Sort.WAIT and sooner(reason, effect)
 
 
 def suffered_before(reason: Item, effect: Item) -> bool:

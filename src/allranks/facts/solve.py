@@ -29,8 +29,6 @@ from allranks.facts.story import Story, StoryEnd
 from allranks.facts.survived import find_survived
 from allranks.model.finding import Confidence
 
-_ANY = "any group"
-
 
 def solve(facts: Sequence[Fact], *, world: int | None = None) -> Story:
     """Return what happened in the last attempt that tells of an end, or of steps.
@@ -81,8 +79,6 @@ class _Between:
         for item in self._of(Sort.ABSENT, Sort.BREAK):
             if item.kind is FactKind.MISSING or item.fact.group is not None:
                 self._in_group[item.fact.group].append(item)
-            if item.fact.group is not None:
-                self._in_group[_ANY].append(item)
 
     def explain(self) -> None:
         """Explain all facts that others explain."""
@@ -90,8 +86,6 @@ class _Between:
         self._breaks(scheduled)
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
-        absent_too = self._open(Sort.BREAK, Sort.END, Sort.ABSENT)
-        told = Pool(item for item in absent_too if item.is_real or item.strength == 0)
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
@@ -105,7 +99,7 @@ class _Between:
                 (losses, rules.lost_before), (waits, rules.lost_before),
             ):  # fmt: skip
                 continue
-            if (other := told.find(item, rules.by_another_clock)) is not None:
+            if (other := broken.find(item, rules.by_another_clock)) is not None:
                 other.explain(item, is_named=False)
                 other.is_doubted = True
 
@@ -138,13 +132,9 @@ class _Between:
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
                 crash = own.find(item, rules.may_be_its_own)
-                if crash is not None and crash.who.is_node and not crash.blamed:  # it names its machine only
+                if crash is not None and (crash.who.is_node or is_outside(item)):  # told twice, one knows whose it is
                     crash.explain(item, is_named=False)
-                    crash.blamed = (item.who,)
-                elif crash is not None and is_outside(item):  # another one knows whose it is
-                    crash.explain(item, is_named=False)
-                else:
-                    self._possibly(item, (suffered, rules.may_crash_it))
+                    crash.blamed = crash.blamed or (crash.who if is_outside(item) else item.who,)
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
                 self._possibly(item, (own, not_later))
             elif not item.who:
@@ -161,18 +151,13 @@ class _Between:
             if self._by_machine(item):
                 continue
             if (own := words.find(item, rules.may_be_its_own)) is not None:
-                is_taken = own.is_first and bool(own.blamed) and not self._is_repeated(own)
+                is_taken = own.is_first and bool(own.blamed)
                 own.explain(item, is_named=False)
                 date(own, item)
                 if not is_taken and (not own.who or (own.who.is_node and item.is_first)):
                     own.blamed = (*own.blamed, item.who)  # it names no process, but its end is known
                 continue
             self._possibly(item, (broken, rules.ends_others), (first, rules.ends_others), (lost, rules.may_end_it))
-
-    def _is_repeated(self, told: Item) -> bool:
-        """Whether several processes may have said it: their lines are the same."""
-        same = [item for item in self._of(told.sort) if item.is_like(told) and item.fact.told == told.fact.told]
-        return len(same) > 1
 
     def _by_machine(self, effect: Item) -> bool:
         """Explain it by what happened to its machine."""
@@ -199,7 +184,7 @@ class _Between:
         """Explain a wait by who is missing in its group, or called something else there."""
         if effect.sort is not Sort.WAIT:
             return False
-        groups = (effect.fact.group, None) if effect.fact.group is not None else (None, _ANY)
+        groups = dict.fromkeys((effect.fact.group, None))
         reasons = [item for group in groups for item in self._in_group.get(group, ())[: 4 * FEW]]
         for reason in [item for item in reasons if not_later(item, effect)][:FEW]:
             reason.explain(effect, is_named=True)
