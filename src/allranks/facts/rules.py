@@ -132,6 +132,8 @@ def may_be_its_own(reason: Item, effect: Item) -> bool:
 def ends_others(reason: Item, effect: Item) -> bool:
     """Whether another process's end explains one that gives no reason itself."""
     if reason.sort is Sort.BREAK:
+        if effect.fact.signal == SIGKILL:  # only what was before it can be why somebody sent it
+            return sooner(reason, effect)
         return not_later(reason, effect) and not_after(reason, effect)
     if reason.is_first and effect.is_first:  # by their launchers, whose lines have no order
         return reason.when.is_before(effect.when)

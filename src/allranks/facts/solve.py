@@ -29,6 +29,8 @@ from allranks.facts.story import Story, StoryEnd
 from allranks.facts.survived import find_survived
 from allranks.model.finding import Confidence
 
+_ANY = "any group"
+
 
 def solve(facts: Sequence[Fact], *, world: int | None = None) -> Story:
     """Return what happened in the last attempt that tells of an end, or of steps.
@@ -79,6 +81,8 @@ class _Between:
         for item in self._of(Sort.ABSENT, Sort.BREAK):
             if item.kind is FactKind.MISSING or item.fact.group is not None:
                 self._in_group[item.fact.group].append(item)
+            if item.fact.group is not None:
+                self._in_group[_ANY].append(item)
 
     def explain(self) -> None:
         """Explain all facts that others explain."""
@@ -184,7 +188,7 @@ class _Between:
         """Explain a wait by who is missing in its group, or called something else there."""
         if effect.sort is not Sort.WAIT:
             return False
-        groups = dict.fromkeys((effect.fact.group, None))
+        groups = (effect.fact.group, None) if effect.fact.group is not None else (None, _ANY)
         reasons = [item for group in groups for item in self._in_group.get(group, ())[: 4 * FEW]]
         for reason in [item for item in reasons if not_later(item, effect)][:FEW]:
             reason.explain(effect, is_named=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from signal import SIGKILL
 
-from allranks.facts.fact import FactKind, Who
+from allranks.facts.fact import FactKind, Said, Who
 from allranks.facts.item import SUFFERED, Item, Sort, is_outside
 from allranks.facts.rules import CLOCKS_S, DAY_S
 from allranks.model.finding import Confidence
@@ -36,7 +36,7 @@ class _Later:
         for item in items:
             for whose in _list_living(item):
                 self._add(whose, item)
-            if item.when.earliest_s is not None and not is_outside(item):
+            if item.when.earliest_s is not None and item.fact.said is not Said.KERNEL and not is_outside(item):
                 first_s = self._first_s.setdefault(item.when.clock, item.when.earliest_s)
                 self._first_s[item.when.clock] = min(first_s, item.when.earliest_s)
 
@@ -96,6 +96,8 @@ class _Attempt:
             own = [_JOB] if is_outside(item) else []
         is_last = self._is_last_word(item)
         if any(later.is_by_time(whose, item) or (later.is_by_line(whose, item) and not is_last) for whose in own):
+            return True
+        if item.fact.said is Said.KERNEL and later.is_all_days_later(item):  # pids are used again
             return True
         if is_outside(item) or item.kind is FactKind.LINK_FAULT:  # clocks of nodes differ
             return later.is_by_time(_ANYBODY, item, CLOCKS_S) or later.is_all_days_later(item)
