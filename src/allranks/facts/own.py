@@ -116,11 +116,7 @@ def _first(items: Sequence[Item], key: Callable[[Item], int] = lambda _: 0) -> I
 
 
 def _is_elsewhere(absent: Item, lost: Item) -> bool:
-    """Whether it may be missing because of what it lost or waited for: not where it waits itself.
-
-    Who waits for the others to join has come.
-    """
-    is_joining = lost.sort is Sort.WAIT and lost.fact.group is None and absent.fact.seq == START
+    """Whether it may be missing because of what it lost or waited for: not where it waits itself."""
     is_same_group = (absent.fact.group or DEFAULT_GROUP) == (lost.fact.group or DEFAULT_GROUP)
     is_behind = is_same_group and lost.fact.seq is not None and lost.fact.seq <= (absent.fact.seq or -1)
-    return is_joining or (absent.fact.group != lost.fact.group and not is_behind)
+    return absent.fact.group != lost.fact.group and not is_behind

@@ -14,7 +14,7 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
-from allranks.facts.fact import Fact, FactKind, Said, Same, When, Who
+from allranks.facts.fact import START, Fact, FactKind, Said, Same, When, Who
 from allranks.facts.rules import DAY_S
 from allranks.model.finding import Confidence
 from allranks.why.writers import give_writers
@@ -68,7 +68,8 @@ def _unite_told(same: Sequence[Fact]) -> Fact:
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     """Return the facts without those that a reading of several lines tells more exactly.
 
-    That is an error on one of its lines, or a count of missing ranks in the file that names them. What fails on the way
+    That is an error on one of its lines, or a count of missing ranks in the file that names them. Who
+    waits for the others to join is not missing, whoever waits for it then. What fails on the way
     to another process is told, where the readings show whose way is at fault. A line that says why something failed
     tells of no end without a reason: `Command 'ssh node-0 ...' returned non-zero exit status 255`.
     """
@@ -79,13 +80,17 @@ def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     ways = [fact for fact in inferred if fact.kind is FactKind.LINK_FAULT]
     things = {thing for fact in ways for thing in fact.things}
 
+    joins = (fact for fact in facts if fact.kind is FactKind.WAITED and fact.group is None and fact.seq is None)
+    came = {(fact.attempt, fact.who.rank) for fact in joins if fact.who.rank is not None}
+
     def is_told(fact: Fact) -> bool:
         if fact.said is Said.INFERRED:
             return False
         if fact.kind is FactKind.ENDED:
             return fact.is_generic and not fact.who and any(place.at in reasons for place in fact.places)
         if fact.kind is FactKind.MISSING:
-            return not fact.who and any(place.source in named for place in fact.places)
+            has_come = fact.seq == START and (fact.attempt, fact.who.rank) in came
+            return has_come or (not fact.who and any(place.source in named for place in fact.places))
         is_there = any(place.at in errors for place in fact.places)
         if fact.kind is FactKind.RAISED and is_there:
             return True
