@@ -110,6 +110,12 @@ def strikes(reason: Item, effect: Item) -> bool:
     return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 
+def may_crash_it(reason: Item, effect: Item) -> bool:
+    """Whether a crash may have followed from a loss of its own process: one on its machine, reported before."""
+    is_near = reason.who.compare_machines(effect.who) is Same.YES
+    return is_near and reason.who.compare(effect.who) is Same.UNKNOWN and sooner(reason, effect)
+
+
 def is_same_told(reason: Item, effect: Item) -> bool:
     """Whether both tell of one thing, and only the first one knows of whom."""
     is_same = reason.kind is effect.kind and reason.fact.cause == effect.fact.cause

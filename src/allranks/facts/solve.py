@@ -136,9 +136,11 @@ class _Between:
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
                 crash = own.find(item, rules.may_be_its_own)
-                if crash is not None and (crash.who.is_node or is_outside(item)):  # told twice, one knows whose it is
+                if crash is not None and (crash.who.is_node or is_outside(item)):  # one crash, told twice
                     crash.explain(item, is_named=False)
                     crash.blamed = crash.blamed or (crash.who if is_outside(item) else item.who,)
+                else:
+                    self._possibly(item, (suffered, rules.may_crash_it))
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
                 self._possibly(item, (own, not_later))
             elif not item.who:
@@ -151,11 +153,15 @@ class _Between:
         words = Pool(item for item in self._open(Sort.BREAK) if not item.is_doubted)
         lost = Pool(self._of(*SUFFERED))
         first = Pool(ends)
+
+        def is_repeated(told: Item) -> bool:  # by several processes, perhaps
+            return sum(item.is_like(told) and item.fact.told == told.fact.told for item in self._of(told.sort)) > 1
+
         for item in sorted(ends, key=lambda end: (not end.is_first, end.when.clock, end.when.earliest_s or 0.0)):
             if self._by_machine(item):
                 continue
             if (own := words.find(item, rules.may_be_its_own)) is not None:
-                is_taken = own.is_first and bool(own.blamed)
+                is_taken = own.is_first and bool(own.blamed) and not is_repeated(own)
                 own.explain(item, is_named=False)
                 date(own, item)
                 if not is_taken and (not own.who or (own.who.is_node and item.is_first)):

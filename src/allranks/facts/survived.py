@@ -85,6 +85,8 @@ class _Attempt:
         suffered = {*SUFFERED, Sort.END, Sort.ORDER}
         self._has_failed = any(item.sort in suffered or item.kind in _HARD_ENDS for item in items)
         """Whether anything beside exceptions tells that the job did not go on."""
+        self._has_code = any(item.fact.code for item in items)
+        """Whether a process ended with an exit code, as after an exception that nobody caught."""
         self._was_stopped = any(item.kind is FactKind.SCHEDULER_END and item.strength == 0 for item in items)
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in items)
 
@@ -97,10 +99,10 @@ class _Attempt:
         is_last = self._is_last_word(item)
         if any(later.is_by_time(whose, item) or (later.is_by_line(whose, item) and not is_last) for whose in own):
             return True
-        if item.fact.said is Said.KERNEL and later.is_all_days_later(item):  # pids are used again
+        if (item.fact.said is Said.KERNEL or is_outside(item)) and later.is_all_days_later(item):
             return True
         if is_outside(item) or item.kind is FactKind.LINK_FAULT:  # clocks of nodes differ
-            return later.is_by_time(_ANYBODY, item, CLOCKS_S) or later.is_all_days_later(item)
+            return later.is_by_time(_ANYBODY, item, CLOCKS_S)
         if item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             return later.is_by_time(_ANYBODY, item, DAY_S)  # of an earlier run
         if is_last:
@@ -121,7 +123,7 @@ class _Attempt:
             return False
         is_below = self._later.is_by_line(_ANYBODY, item)
         if item.fact.is_fatal:
-            return is_below and end is None
+            return is_below and not self._has_code
         if item.fact.is_generic:
             return self._was_stopped or self._was_killed
         return self._was_stopped or (is_below and not self._is_last_word(item))

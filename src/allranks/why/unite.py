@@ -68,10 +68,10 @@ def _unite_told(same: Sequence[Fact]) -> Fact:
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     """Return the facts without those that a reading of several lines tells more exactly.
 
-    That is an error on one of its lines, or a count of missing ranks in the file that names them. Who
-    waits for the others to join is not missing, whoever waits for it then. What fails on the way
-    to another process is told, where the readings show whose way is at fault. A line that says why something failed
-    tells of no end without a reason: `Command 'ssh node-0 ...' returned non-zero exit status 255`.
+    That is an error on one of its lines, or a count of missing ranks in the file that names them. Who waits for the
+    others to join is not missing, whoever waits for it then. What fails on the way to another process is told, where
+    the readings show whose way is at fault. A line that says why something failed tells of no end without a reason:
+    `Command 'ssh node-0 ...' returned non-zero exit status 255`.
     """
     reasons = {place.at for fact in facts if fact.kind is FactKind.RAISED for place in fact.places}
     inferred = [fact for fact in facts if fact.said is Said.INFERRED]
