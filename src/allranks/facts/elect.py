@@ -15,7 +15,7 @@ from signal import SIGABRT
 from msgspec.structs import replace
 
 from allranks.facts.fact import FactKind, Said, Same, Who
-from allranks.facts.item import FEW, GENERIC, Item, Sort, directness, is_outside
+from allranks.facts.item import FEW, Item, Sort, directness, is_outside
 from allranks.facts.rules import is_soon, sooner
 from allranks.facts.story import CauseEdge, Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
@@ -23,9 +23,6 @@ from allranks.model.finding import Confidence
 MAX_WORLD = 1 << 20
 DEPTH = 3
 """Number of parts of directness that decide between two facts; what they are does not."""
-AT_ONCE_S = 10.0
-"""Seconds in which all ranks come to the same line."""
-_STRANGE = frozenset((FactKind.ENDED, FactKind.DEVICE_FAULT))
 _TOLD_THERE = frozenset((FactKind.ENDED, FactKind.RAISED))
 """srun tells them in the job's own file."""
 _LESS = {Confidence.CERTAIN: Confidence.LIKELY, Confidence.LIKELY: Confidence.UNDECIDED}
@@ -43,7 +40,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     suffered = [item for item in items if item.sort is not Sort.PROGRESS]
     tops = [item for item in suffered if not item.causes]
     finished = [item for item in items if item.kind is FactKind.FINISHED]
-    ends = [item for item in items if item.sort is Sort.END and item.is_real]
+    ends = [item for item in items if item.sort is Sort.END]
     if all(item.fact.said is not Said.LAUNCHER for item in finished):  # the training was over, not yet the job
         ends += [item for item in items if item.sort in {Sort.ABSENT, Sort.WAIT}]
     if any(sooner(earlier, end) for end in ends for earlier in finished[:FEW]):
@@ -55,13 +52,10 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
         return Story(outcome, tuple(_fold(warnings, RootPart.WARNING)), attempt=attempt)
     is_cyclic = not tops
     tops = tops or suffered  # they explain only each other
-    weak = [item for item in tops if item.is_weak or (item.sort is Sort.BREAK and item.is_named)]
+    weak = [item for item in tops if item.is_weak]
     others = [item for item in tops if item.sort is not Sort.ORDER]
     first = _elect(_without_strangers(strong) or weak or others or tops, items, world)
     first[0] = _join_same(first[0], tops)
-    elsewhere = {item.place.source for item in finished}
-    if elsewhere and elsewhere.isdisjoint(fact.place.source for root in first for fact in root.facts):
-        first = [_doubt(root, Confidence.LIKELY) for root in first]  # perhaps another start of the job finished
     told = {fact for root in first for fact in root.facts}
     is_ordered = not strong and any(item.sort is Sort.ORDER and item.fact not in told for item in tops)
     if is_cyclic or is_ordered:  # somebody ended the job, and nobody says why
@@ -71,7 +65,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     warnings = sorted([*(item for item in rest if item not in also), *survived], key=directness)
     roots = (*first, *_fold(also, RootPart.ALSO), *_fold(warnings, RootPart.WARNING))
     broken = {who.rank for root in roots if root.part is not RootPart.WARNING for who in root.blamed}
-    victims = {item.who.rank for item in suffered if item.sort >= Sort.LOSS or _is_ended(item)}
+    victims = {item.who.rank for item in suffered if item.sort >= Sort.LOSS or (item.sort is Sort.END and item.causes)}
     hangs = all(item.sort in {Sort.ABSENT, Sort.HINT, Sort.WAIT} for item in suffered)
     return Story(
         StoryEnd.HANGS if hangs else StoryEnd.FAILED,
@@ -82,18 +76,11 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     )
 
 
-def _is_ended(item: Item) -> bool:
-    """Whether a process ended because of another one; with an exit code, it may be the nameless one that raised."""
-    may_be_own = bool(item.fact.code) and all(cause.kind is FactKind.RAISED and not cause.who for cause in item.causes)
-    return item.sort is Sort.END and bool(item.causes) and not may_be_own
-
-
 def _is_strong(item: Item, finished: Sequence[Item]) -> bool:
     """Whether it can have broken the job, whatever else is known."""
     if item.sort <= Sort.END:
         return item.is_real
-    # Who has finished has no more need of the store.
-    is_over = any(not end.who or (item.sort is Sort.GONE and end.process == item.process) for end in finished)
+    is_over = any(not end.who for end in finished)  # what a job that has finished loses does not matter
     is_reason = bool(item.effects) if item.sort is Sort.HINT else item.sort is not Sort.ORDER
     return is_reason and not is_over and item.fact.confidence is not Confidence.UNDECIDED
 
@@ -102,24 +89,17 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
     """Return the candidates without ends and faults that nothing ties to the job, if a rank failed by itself.
 
     An exception of its own that nobody caught is no consequence of them; what follows from the end of a data loader
-    says so. If one came before it, it is likely at most. A scheduler's unsure word is worth no more than it.
+    says so. But a fault that stands in the log of who failed may be why.
     """
     own = [item for item in strong if item.sort is Sort.BREAK and item.kind is not FactKind.SCHEDULER_END]
     own = [item for item in own if item.fact.confidence is Confidence.CERTAIN and not is_outside(item)]
-    strangers = [item for item in strong if item.kind in _STRANGE and _is_apart(item)]
-    # A fault that stands in the log of who failed may be why.
-    files = {item.place.source for item in own if item.fact.said is Said.SELF} - {""}
-    strangers = [item for item in strangers if item.kind is FactKind.ENDED or item.place.source not in files]
-    for item in (item for item in own if item.kind is FactKind.RAISED):
-        recent = [stranger for stranger in strangers if is_soon(stranger, item) is not False]
-        near = [stranger for stranger in recent if stranger.who.compare_machines(item.who) is Same.YES]
-        item.is_doubted |= any(sooner(it, item) or (it in near and not sooner(item, it)) for it in recent)
-    for item in strong if own else ():
-        if item.kind is FactKind.SCHEDULER_END and item.strength > 0 and not item.fact.is_of_job:
-            item.strength = max(item.strength, GENERIC)
-    if not own and any(item.sort is Sort.ABSENT and item.effects for item in strong):  # the others wait for it
-        return [item for item in strong if item.effects or item not in strangers]
-    return [item for item in strong if item not in strangers] if own else strong
+    files = {item.place.source for item in own} - {""}
+    strangers = [
+        item
+        for item in strong
+        if item.kind is FactKind.ENDED or (item.kind is FactKind.DEVICE_FAULT and item.place.source not in files)
+    ]
+    return [item for item in strong if not own or item not in strangers or not _is_apart(item)]
 
 
 def _elect(chosen: Sequence[Item], items: Sequence[Item], world: int | None) -> list[Root]:
@@ -127,19 +107,18 @@ def _elect(chosen: Sequence[Item], items: Sequence[Item], world: int | None) -> 
     earliest = _find_earliest(chosen)
     most = min(directness(item)[:DEPTH] for item in earliest)
     equals = [item for item in earliest if directness(item)[:DEPTH] == most]
-    named = [item for item in equals if item.is_named] or equals
     best = reduce(
         lambda first, item: item if sooner(item, first) and not item.is_like(first) else first,
-        sorted(named, key=lambda item: (item.is_doubted, directness(item))),
+        sorted(equals, key=lambda item: (item.is_doubted, directness(item))),
     )
-    rivals = [item for item in named if not item.is_like(best)]
+    rivals = [item for item in equals if not item.is_like(best)]
     unordered = [item for item in rivals if not sooner(best, item)]
     same = [item for item in equals if item.is_like(best) and item.is_doubted <= best.is_doubted]
     like = [best, *(item for item in same if item is not best)]
     root = _make_root(like, items, world)
     if not unordered:
         return [_doubt(root, Confidence.LIKELY) if rivals else root]
-    are_sure = all(item.sort is Sort.BREAK and item.strength == 0 for item in (best, *unordered))
+    are_sure = all(item.strength == 0 for item in (best, *unordered))
     confidence, part = (Confidence.LIKELY, RootPart.CULPRIT) if are_sure else (Confidence.UNDECIDED, RootPart.UNDECIDED)
     roots = [root, *(_make_root(group, items, world) for group in _group(unordered))]
     return [_doubt(other, confidence, part) for other in roots]
@@ -152,7 +131,7 @@ def _join_same(root: Root, tops: Sequence[Item]) -> Root:
         return root
     same = [
         item for item in tops
-        if item.fact not in root.facts and item.when.after_s(best.when) <= AT_ONCE_S
+        if item.fact not in root.facts
         and (item.kind, item.fact.told, item.fact.things) == (best.kind, best.told, best.things)
     ]  # fmt: skip
     facts = (*root.facts, *(item.fact for item in same))
@@ -188,14 +167,12 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
             most, part = Confidence.UNDECIDED, RootPart.UNDECIDED
     elif best.sort is Sort.LOSS:
         most = _LESS.get(best.fact.confidence, Confidence.UNDECIDED)
-        blamed = _find_silent(items, world, least=FEW) or _find_peers(like)
+        blamed = _find_silent(items, world) or _find_peers(like)
     elif best.sort is Sort.WAIT:
         blamed, most = _find_absent(best.fact.group, items, world)
         part = RootPart.CULPRIT if blamed else RootPart.UNDECIDED
     elif best.sort in {Sort.GONE, Sort.ORDER}:
         most, blamed = Confidence.LIKELY, ()
-    if best.kind is FactKind.ENDED and not blamed:  # its launcher names nobody: who did not lose it
-        blamed = _find_silent(items, world, least=2)
     # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
     is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
     files = {item.place.source for item in items if not is_outside(item)}
@@ -224,11 +201,11 @@ def _find_peers(losses: Sequence[Item]) -> tuple[Who, ...]:
     return tuple(peer for peer, count in counts.items() if count == most)
 
 
-def _find_silent(items: Sequence[Item], world: int | None, *, least: int) -> tuple[Who, ...]:
-    """Return the one rank that says nothing where all others, of `least` ranks or more, lost somebody or waited."""
+def _find_silent(items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
+    """Return the one rank that says nothing where all others, two or more, lost somebody or waited."""
     suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}}
     silent = _find_others(suffered, items, world)
-    return silent if len(silent) == 1 and world is not None and world >= least else ()
+    return silent if len(silent) == 1 and world is not None and world >= FEW else ()
 
 
 def _find_absent(group: str | None, items: Sequence[Item], world: int | None) -> tuple[tuple[Who, ...], Confidence]:
@@ -261,6 +238,4 @@ def _group(items: Iterable[Item]) -> list[list[Item]]:
 
 def _fold(items: Iterable[Item], part: RootPart) -> Iterable[Root]:
     for group in _group(items):
-        is_doubted = part is RootPart.ALSO and all(item.is_doubted for item in group)
-        most = Confidence.LIKELY if is_doubted else Confidence.CERTAIN
-        yield Root(tuple(item.fact for item in group), part, group[0].fact.confidence.at_most(most), _people(group))
+        yield Root(tuple(item.fact for item in group), part, group[0].fact.confidence, _people(group))

@@ -53,7 +53,7 @@ GENERIC = 2
 def sort_of(fact: Fact) -> Sort:
     """Return what this fact can be."""
     if fact.kind is FactKind.LAUNCHER_KILL:
-        return Sort.BREAK if fact.cause and fact.confidence is not Confidence.UNDECIDED else Sort.ORDER
+        return Sort.BREAK if fact.cause else Sort.ORDER
     if fact.kind is not FactKind.ENDED:
         return _SORTS.get(fact.kind, Sort.PROGRESS)
     signal = fact.signal
@@ -68,9 +68,7 @@ def sort_of(fact: Fact) -> Sort:
 
 def is_claimed(fact: Fact) -> bool:
     """Whether who sent a SIGKILL says so: the kernel, or the scheduler for a reason that it gives."""
-    is_sure = fact.confidence is not Confidence.UNDECIDED and not fact.alternatives
-    is_schedulers = fact.said is Said.SCHEDULER and is_sure
-    return fact.said is Said.KERNEL or is_schedulers
+    return fact.said is Said.KERNEL or (fact.said is Said.SCHEDULER and not fact.alternatives)
 
 
 def is_outside(item: Item) -> bool:
@@ -97,8 +95,6 @@ class Item:
     causes: dict[Item, bool] = field(default_factory=dict)
     """What explains it; True: by name."""
     effects: list[Item] = field(default_factory=list)
-    is_named: bool = False
-    """Whether another process's fact names it."""
     blamed: tuple[Who, ...] = ()
     is_doubted: bool = False
     """Perhaps the job survived it."""
@@ -140,7 +136,6 @@ class Item:
         if effect is not self and self not in effect.causes:
             effect.causes[self] = is_named
             self.effects.append(effect)
-            self.is_named |= is_named and self.process != effect.process
 
 
 def make_items(facts: Sequence[Fact]) -> list[Item]:

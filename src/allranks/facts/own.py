@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from signal import SIGABRT, SIGKILL
+from signal import SIGKILL
 
-from allranks.facts.fact import START, FactKind, Same, When
+from allranks.facts.fact import START, FactKind, When
 from allranks.facts.item import Item, Sort
 from allranks.facts.rules import not_later, sooner
 from allranks.model.finding import Confidence
@@ -39,17 +39,11 @@ class _Own:
         broke, lost = self.broke, self.lost
         match item.sort:
             case Sort.BREAK:
-                is_crash = item.kind is FactKind.ENDED
-                return (lost, broke) if is_crash and self.is_lost_first else (broke,)
+                return (broke,)
             case Sort.END:
-                is_gone_later = lost is not None and lost.sort is Sort.GONE and sooner(item, lost)
-                is_own_loss = item.fact.signal != SIGKILL and not is_gone_later
-                return broke, lost if is_own_loss else None, None if item.is_first else self.order, self.away, self.end
-            case Sort.ABSENT if lost is not None:
-                return broke, lost if _is_elsewhere(item, lost) else None
+                return broke, lost, self.order, self.away, self.end
             case Sort.ABSENT:
-                is_abort = self.end is not None and self.end.fact.signal == SIGABRT
-                return broke, None if is_abort or self.away is not None else self.end
+                return broke, lost if lost is not None and _is_elsewhere(item, lost) else None
             case Sort.ORDER:
                 return broke, self.order
             case Sort.LOSS | Sort.WAIT | Sort.GONE:
@@ -66,9 +60,7 @@ def explain_process(items: Sequence[Item]) -> None:
         own.broke.is_doubted = True
     for item in items:
         for reason in own.list_reasons(item):
-            if reason is None or _is_no_reason(reason, item):
-                continue
-            if not_later(reason, item) or item is own.away:  # who gives up late waited before
+            if reason is not None and not_later(reason, item) and not _is_no_reason(reason, item):
                 reason.explain(item, is_named=True)
                 break
 
@@ -77,22 +69,19 @@ def _read(items: Sequence[Item]) -> _Own:
     by_sort: defaultdict[Sort, list[Item]] = defaultdict(list)
     for item in items:
         by_sort[item.sort].append(item)
-    end = _first(by_sort[Sort.END])
-    breaks = [item for item in by_sort[Sort.BREAK] if end is None or not_later(item, end)] or by_sort[Sort.BREAK]
     away = [item for item in by_sort[Sort.ABSENT] if item.fact.seq == START]
     return _Own(
-        broke=_first(breaks, lambda item: item.strength),
+        broke=_first(by_sort[Sort.BREAK], lambda item: item.strength),
         lost=_first_lost(by_sort),
         order=_first(by_sort[Sort.ORDER]),
         away=_first(away),
-        end=end,
+        end=_first(by_sort[Sort.END]),
     )
 
 
 def _is_no_reason(reason: Item, effect: Item) -> bool:
-    """Whether it is an exception, and the effect a SIGKILL: none sends one; somebody may, to who does not end."""
-    is_kill = effect.sort is Sort.END and effect.fact.signal == SIGKILL
-    return is_kill and reason.kind is FactKind.RAISED and (effect.is_first or not reason.is_real)
+    """Whether it is an exception, and the effect a SIGKILL: none sends one."""
+    return effect.sort is Sort.END and effect.fact.signal == SIGKILL and reason.kind is FactKind.RAISED
 
 
 def date(broke: Item, end: Item) -> None:
@@ -106,11 +95,15 @@ def date(broke: Item, end: Item) -> None:
 
 def _first_lost(by_sort: defaultdict[Sort, list[Item]]) -> Item | None:
     """Return the first that it lost, or waited for."""
-    gone = [item for item in by_sort[Sort.GONE] if item.fact.confidence is not Confidence.UNDECIDED]
-    # Who names a peer on its own machine is not who wrote the line.
-    peers = [item for item in by_sort[Sort.LOSS] if item.fact.peer.compare_machines(item.who) is not Same.YES]
-    suffered = [*peers, *by_sort[Sort.WAIT], *(gone or by_sort[Sort.GONE])]
-    return _first(suffered, lambda item: item.sort is Sort.LOSS and not item.fact.peer)
+    suffered = [item for sort in (Sort.LOSS, Sort.WAIT, Sort.GONE) for item in by_sort[sort]]
+    return _first(suffered, _is_vague)
+
+
+def _is_vague(item: Item) -> bool:
+    """Whether it tells less than another loss of its process would."""
+    if item.sort is Sort.LOSS:
+        return not item.fact.peer
+    return item.sort is Sort.GONE and item.fact.confidence is Confidence.UNDECIDED
 
 
 def _first(items: Sequence[Item], key: Callable[[Item], int] = lambda _: 0) -> Item | None:
@@ -123,11 +116,7 @@ def _first(items: Sequence[Item], key: Callable[[Item], int] = lambda _: 0) -> I
 
 
 def _is_elsewhere(absent: Item, lost: Item) -> bool:
-    """Whether it may be missing because of what it lost or waited for: not where it waits itself.
-
-    Who waits for the others to join has come.
-    """
-    is_joining = lost.sort is Sort.WAIT and lost.fact.group is None and absent.fact.seq == START
+    """Whether it may be missing because of what it lost or waited for: not where it waits itself."""
     is_same_group = (absent.fact.group or DEFAULT_GROUP) == (lost.fact.group or DEFAULT_GROUP)
     is_behind = is_same_group and lost.fact.seq is not None and lost.fact.seq <= (absent.fact.seq or -1)
-    return is_joining or (absent.fact.group != lost.fact.group and not is_behind)
+    return absent.fact.group != lost.fact.group and not is_behind

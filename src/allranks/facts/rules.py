@@ -14,10 +14,8 @@ CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
 DAY_S = 86_400.0
 """After so long it may be of another run, or another process of that pid; clocks of other time zones differ by less."""
-LOADER_S = 60.0
-"""So soon a rank notices that a process of its data loader is gone: torch looks every 5 s."""
-OF_AN_EXCEPTION = 1
-"""Exit code of Python after an exception that nobody caught."""
+
+# --- Which was first --------------------------------------------------------------------------------------------------
 
 
 def not_later(reason: Item, effect: Item) -> bool:
@@ -25,7 +23,7 @@ def not_later(reason: Item, effect: Item) -> bool:
 
     A launcher may see an end later than peers see its loss. What it wrote, a process wrote before it ended.
     """
-    is_seen_late = reason.kind is FactKind.ENDED and reason.fact.said >= Said.SCHEDULER and effect.sort >= Sort.LOSS
+    is_seen_late = reason.kind is FactKind.ENDED and effect.sort >= Sort.LOSS
     is_own_word = reason.process == effect.process and reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED
     late_s = CLOCKS_S if is_own_word else MONITOR_S if is_seen_late else 0.0
     return reason.when.after_s(effect.when) <= late_s
@@ -43,39 +41,26 @@ def not_after(reason: Item, effect: Item) -> bool:
     return not sooner(effect, reason)
 
 
-def lost_before(reason: Item, effect: Item) -> bool:
-    """Whether others' loss or wait may be why this process lost somebody or waited: certainly before, for these two.
-
-    Who lost a peer ends at once, and who then waits for it does so for longer than MONITOR_S. Where both have ended
-    together, the wait was first, whichever line stands above.
-    """
-    if effect.sort not in {Sort.LOSS, Sort.WAIT}:
-        return not_later(reason, effect)
-    if reason.sort is not effect.sort and _have_ended_together(reason, effect):
-        return reason.sort is Sort.WAIT
-    return sooner(reason, effect)
-
-
-def _have_ended_together(one: Item, other: Item) -> bool:
-    ends = [
-        end.when
-        for item in (one, other)
-        for end in item.effects
-        if end.kind is FactKind.ENDED and end.process == item.process
-    ]
-    if len(ends) != 2 or ends[0].clock != ends[1].clock or None in {end.latest_s for end in ends}:
+def is_soon(reason: Item, effect: Item) -> bool:
+    """Whether the effect is known to have come soon after the reason, or shortly before by another clock."""
+    mine = reason.when.earliest_s if reason.when.latest_s is None else reason.when.latest_s
+    its = effect.when.earliest_s if effect.when.latest_s is None else effect.when.latest_s
+    if reason.when.clock != effect.when.clock or mine is None or its is None:
         return False
-    return max(ends[0].after_s(ends[1]), ends[1].after_s(ends[0])) <= MONITOR_S
+    return abs(its - mine) <= CLOCKS_S
 
 
 def _is_one_file(reason: Item, effect: Item) -> bool:
     return reason.place.source == effect.place.source and min(reason.place.line, effect.place.line) > 0
 
 
-def is_moments_before(reason: Item, effect: Item) -> bool:
-    """Whether only clocks, by as much as they may differ, tell that it was before a time limit or a preemption."""
-    gap_s = effect.when.after_s(reason.when)
-    return effect.strength == 0 and not _is_one_file(reason, effect) and 0.0 < gap_s <= MONITOR_S
+# --- Why a process lost another one, or waited ------------------------------------------------------------------------
+
+
+def is_reason(item: Item) -> bool:
+    """Whether it may be why others lost its process, and did not itself follow from a loss."""
+    has_suffered = any(cause.sort is not Sort.BREAK for cause in item.causes)
+    return item.sort is Sort.BREAK or (item.sort in {Sort.END, Sort.ABSENT} and not has_suffered)
 
 
 def named_before(reason: Item, effect: Item) -> bool:
@@ -87,34 +72,42 @@ def named_before(reason: Item, effect: Item) -> bool:
     return not_later(reason, effect) or (is_other_clock and reason.is_real)
 
 
+def lost_before(reason: Item, effect: Item) -> bool:
+    """Whether others' loss or wait may be why this process lost somebody or waited: certainly before, for these two."""
+    return sooner(reason, effect) if effect.sort in {Sort.LOSS, Sort.WAIT} else not_later(reason, effect)
+
+
+def may_prevent(reason: Item, effect: Item) -> bool:
+    """Whether a link or a setting may explain it; a setting explains no wait in the middle of a job."""
+    is_unsure = Confidence.UNDECIDED is reason.fact.confidence is not effect.fact.confidence
+    is_hint = reason.kind is FactKind.LINK_FAULT or not effect.fact.seq
+    return is_hint and not is_unsure and effect.sort is not Sort.ORDER and not_later(reason, effect)
+
+
 def by_another_clock(reason: Item, effect: Item) -> bool:
-    """Whether the reason is a certain break on another machine, which only that machine's clock dates after the loss.
+    """Whether the reason broke on another machine, and only that machine's clock dates it after the loss.
 
-    What a launcher saw first on its node, and nothing explains, is as good: who had lost others would say so. Nodes'
-    clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file that
-    several nodes write to, the order of the lines counts.
+    Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file
+    that several nodes write to, the order of the lines counts.
     """
-    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO and effect.sort in {Sort.LOSS, Sort.GONE}
+    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO
     is_line_before = reason.place.line < effect.place.line or not _is_one_file(reason, effect)
-    is_near = reason.when.after_s(effect.when) <= CLOCKS_S
-    is_sure = reason.strength == 0 or reason.is_first or _is_one_file(reason, effect)
-    return is_elsewhere and is_line_before and is_near and is_sure
+    return is_elsewhere and is_line_before and reason.when.after_s(effect.when) <= CLOCKS_S
 
 
-def may_keep_away(reason: Item, effect: Item) -> bool:
-    """Whether it may be why a rank is absent: not what a kernel tells of nobody known on another machine.
-
-    A link, if it certainly failed, is why nobody hears of a rank that perhaps came.
-    """
-    is_elsewhere = is_outside(reason) and reason.who.compare_machines(effect.who) is Same.NO
-    is_link = reason.kind is FactKind.LINK_FAULT and reason.strength == 0 < effect.strength
-    return not_later(reason, effect) and not is_elsewhere and (is_link or reason.sort is not Sort.HINT)
+# --- Why a process ended, or failed -----------------------------------------------------------------------------------
 
 
-def is_reason(item: Item) -> bool:
-    """Whether it may be why others lost its process, and did not itself follow from a loss."""
-    has_suffered = any(cause.sort is not Sort.BREAK for cause in item.causes)
-    return item.sort is Sort.BREAK or (item.sort in {Sort.END, Sort.ABSENT} and not has_suffered)
+def strikes(reason: Item, effect: Item) -> bool:
+    """Whether what happened to a machine explains a fact of a process on it."""
+    if reason.kind is FactKind.DEVICE_FAULT:
+        is_unsure = effect.kind is FactKind.RAISED and reason.strength < effect.strength and not effect.fact.is_generic
+        is_same = effect.kind is FactKind.DEVICE_FAULT and is_outside(reason) and not is_outside(effect)
+        return effect.kind is FactKind.ENDED or is_unsure or is_same
+    if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process by its watchdog, or by an exception
+        is_end = effect.fact.signal == SIGABRT or reason.fact.said is Said.INFERRED
+        return Sort.END < effect.sort < Sort.ORDER or is_end
+    return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
 
 
 def may_crash_it(reason: Item, effect: Item) -> bool:
@@ -132,104 +125,46 @@ def is_same_told(reason: Item, effect: Item) -> bool:
 def may_be_its_own(reason: Item, effect: Item) -> bool:
     """Whether it may be the same process's, although nothing says so: one knows its rank, the other its local rank."""
     mine, its = reason.who, effect.who
-    if reason.kind not in {FactKind.RAISED, FactKind.ENDED} or mine.compare(its) is not Same.UNKNOWN:
+    is_failure = reason.kind in {FactKind.RAISED, FactKind.ENDED} and reason.fact.signal == effect.fact.signal
+    if not is_failure or mine.compare(its) is not Same.UNKNOWN or not not_later(reason, effect):
         return False
-    if not _is_same_end(reason, effect) or reason.when.after_s(effect.when) > 0.0:
-        return False
-    if reason.is_weak and not (reason.fact.said is Said.SELF and sooner(reason, effect)):
-        return False
-    if not mine and reason.fact.confidence is Confidence.UNDECIDED:  # of anybody, who may have gone on
+    is_anybodys = not mine and reason.fact.confidence is Confidence.UNDECIDED  # who may have gone on
+    if is_anybodys or (reason.is_weak and not sooner(reason, effect)):
         return False
     numbers = {who.local_rank if who.rank is None else who.rank for who in (mine, its)}
     return bool(mine.node or its.node) or None in numbers or len(numbers) == 1
 
 
-def _is_same_end(reason: Item, effect: Item) -> bool:
-    """Whether the effect's process can have ended in the way that the reason tells."""
-    return reason.fact.signal == effect.fact.signal or (effect.fact.signal, effect.fact.code) == (None, None)
-
-
 def ends_others(reason: Item, effect: Item) -> bool:
     """Whether another process's end explains one that gives no reason itself."""
     if reason.sort is Sort.BREAK:
-        is_of_others = effect.fact.signal == SIGKILL or effect.is_first  # only what was before it can be why
-        if is_of_others and reason.kind is not FactKind.SCHEDULER_END:
+        if effect.fact.signal == SIGKILL:  # only what was before it can be why somebody sent it
             return sooner(reason, effect)
         return not_later(reason, effect) and not_after(reason, effect)
     if reason.is_first and effect.is_first:  # by their launchers, whose lines have no order
         return reason.when.is_before(effect.when)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
-    if mine == its:
-        return sooner(reason, effect)
-    is_told_later = reason.who.node is None and not not_after(reason, effect)  # by a shell; srun has no order
-    return mine < its and not_later(reason, effect) and not is_told_later
+    return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect)
 
 
 def may_end_it(reason: Item, effect: Item) -> bool:
     """Whether a process that ended without a reason may have lost others, or waited for them, as the reason's did.
 
-    If nobody knows whose loss it is, it may be its own.
+    If nobody knows whose loss it is, it may be its own. Who was the first to end did so by itself, unless others had
+    given up waiting before.
     """
-    if effect.fact.signal == SIGKILL or reason.fact.peer.compare_machines(effect.who) is Same.YES:
-        return False  # no loss sends it; or it is the one that was lost
-    same = reason.who.compare(effect.who)
-    if effect.fact.signal is None and same is Same.NO:
-        # If others had given up waiting for all to join, it may have, too, by an exception; else, who was the first
-        # ended by itself.
-        is_start = reason.sort is Sort.WAIT and reason.fact.seq is None and not reason.fact.peer
-        return is_start and sooner(reason, effect) and effect.fact.code == OF_AN_EXCEPTION
-    is_own_choice = effect.is_first and effect.fact.signal is None and effect.fact.code != OF_AN_EXCEPTION
-    if same is Same.UNKNOWN and not is_own_choice and not_after(reason, effect):
-        return True
-    if effect.fact.signal != SIGABRT:
-        return False
-    # By its own watchdog, unless it was the first of all.
-    return reason.sort is Sort.WAIT and sooner(reason, effect) if effect.is_first else not_later(reason, effect)
+    if effect.fact.signal == SIGKILL:
+        return False  # no loss sends it
+    if reason.who.compare(effect.who) is Same.UNKNOWN:
+        return not_after(reason, effect)
+    if effect.fact.signal == SIGABRT and not effect.is_first:  # by its own watchdog
+        return not_later(reason, effect)
+    return reason.sort is Sort.WAIT and sooner(reason, effect)
 
 
-def is_failure_before(reason: Item, effect: Item) -> bool:
-    """Whether others had certainly lost or awaited somebody before, or had ended by it, by the lines of one file."""
-    own = (end for end in reason.effects if end.process == reason.process and end.sort is Sort.END)
-    return reason.when.is_before(effect.when) or any(sooner(end, effect) for end in own)
+def suffered_before(reason: Item, effect: Item) -> bool:
+    """Whether others gave up waiting, or lost somebody, before the job was ended.
 
-
-def may_prevent(reason: Item, effect: Item) -> bool:
-    """Whether a link or a setting may explain it; a setting explains no wait in the middle of a job."""
-    is_unsure = Confidence.UNDECIDED is reason.fact.confidence is not effect.fact.confidence
-    is_hint = reason.kind is FactKind.LINK_FAULT or not effect.fact.seq
-    return is_hint and not is_unsure and effect.sort is not Sort.ORDER and not_later(reason, effect)
-
-
-def may_be_its_parent(reason: Item, effect: Item) -> bool:
-    """Whether the kernel killed a process that is no rank, as a data loader, of which this one may be the rank.
-
-    It then ends by an exception. Nobody says that it is the parent, so it is never certain.
+    What is lost by that end may stand above it.
     """
-    is_helper = reason.kind is FactKind.ENDED and reason.fact.said is Said.KERNEL and reason.who.rank is None
-    is_soon = not_later(reason, effect) and effect.when.after_s(reason.when) <= LOADER_S
-    is_end = effect.is_first and effect.fact.code == OF_AN_EXCEPTION
-    return is_helper and reason.is_real and is_end and is_soon
-
-
-def strikes(reason: Item, effect: Item) -> bool:
-    """Whether what happened to a machine explains a fact of a process on it."""
-    if reason.kind is FactKind.ENDED:  # the kernel killed some process there: the one that a SIGKILL ended
-        is_kill = reason.who.is_node and reason.sort is Sort.BREAK
-        return is_kill and effect.sort is Sort.END and _is_same_end(reason, effect)
-    if reason.kind is FactKind.DEVICE_FAULT:
-        is_unsure = effect.kind is FactKind.RAISED and reason.strength < effect.strength and not effect.fact.is_generic
-        is_same = effect.kind is FactKind.DEVICE_FAULT and is_outside(reason) and not is_outside(effect)
-        return effect.kind is FactKind.ENDED or is_unsure or is_same
-    if reason.kind is FactKind.LINK_FAULT:  # what is lost by it ends a process, a watchdog, or its own exception
-        is_end = effect.fact.signal == SIGABRT or reason.fact.is_fatal or reason.fact.said is Said.INFERRED
-        return Sort.END < effect.sort < Sort.ORDER or is_end
-    return reason.kind is FactKind.NODE_LOST and effect.sort is not Sort.BREAK
-
-
-def is_soon(reason: Item, effect: Item) -> bool | None:
-    """Whether the effect came soon after the reason, by the ends of their times that are known; None: who knows."""
-    mine = reason.when.earliest_s if reason.when.latest_s is None else reason.when.latest_s
-    its = effect.when.earliest_s if effect.when.latest_s is None else effect.when.latest_s
-    if reason.when.clock != effect.when.clock or mine is None or its is None:
-        return None
-    return abs(its - mine) <= CLOCKS_S
+    return sooner(reason, effect) if reason.sort is Sort.WAIT else reason.when.is_before(effect.when)

@@ -90,12 +90,10 @@ class _Between:
         self._breaks(scheduled)
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
-        absent_too = self._open(Sort.BREAK, Sort.END, Sort.ABSENT)
-        told = Pool(item for item in absent_too if item.is_real or item.strength == 0)
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            self._possibly(item, (broken, rules.may_keep_away), (hints, rules.may_keep_away))
+            self._possibly(item, (broken, not_later))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
@@ -105,7 +103,7 @@ class _Between:
                 (losses, rules.lost_before), (waits, rules.lost_before),
             ):  # fmt: skip
                 continue
-            if (other := told.find(item, rules.by_another_clock)) is not None:
+            if (other := broken.find(item, rules.by_another_clock)) is not None:
                 other.explain(item, is_named=False)
                 other.is_doubted = True
 
@@ -130,19 +128,17 @@ class _Between:
         suffered = Pool(self._of(Sort.LOSS, Sort.WAIT))
         for item in breaks:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
-                is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.is_failure_before))
+                is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.suffered_before))
                 item.is_doubted = is_first and own.find(item, rules.not_after) is not None
                 for reason in item.causes:
-                    reason.is_doubted |= rules.is_moments_before(reason, item)
+                    reason.is_doubted |= 0.0 < item.when.after_s(reason.when) <= rules.MONITOR_S  # clocks differ
             elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
                 crash = own.find(item, rules.may_be_its_own)
-                if crash is not None and crash.who.is_node and not crash.blamed:  # it names its machine only
+                if crash is not None and (crash.who.is_node or is_outside(item)):  # one crash, told twice
                     crash.explain(item, is_named=False)
-                    crash.blamed = (item.who,)
-                elif crash is not None and is_outside(item):  # another one knows whose it is
-                    crash.explain(item, is_named=False)
+                    crash.blamed = crash.blamed or (crash.who if is_outside(item) else item.who,)
                 else:
                     self._possibly(item, (suffered, rules.may_crash_it))
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
@@ -157,28 +153,21 @@ class _Between:
         words = Pool(item for item in self._open(Sort.BREAK) if not item.is_doubted)
         lost = Pool(self._of(*SUFFERED))
         first = Pool(ends)
+
+        def is_repeated(told: Item) -> bool:  # by several processes, perhaps
+            return sum(item.is_like(told) and item.fact.told == told.fact.told for item in self._of(told.sort)) > 1
+
         for item in sorted(ends, key=lambda end: (not end.is_first, end.when.clock, end.when.earliest_s or 0.0)):
             if self._by_machine(item):
                 continue
             if (own := words.find(item, rules.may_be_its_own)) is not None:
-                is_taken = own.is_first and bool(own.blamed) and not self._is_repeated(own)
+                is_taken = own.is_first and bool(own.blamed) and not is_repeated(own)
                 own.explain(item, is_named=False)
                 date(own, item)
                 if not is_taken and (not own.who or (own.who.is_node and item.is_first)):
                     own.blamed = (*own.blamed, item.who)  # it names no process, but its end is known
                 continue
-            there = [*self._on_machine.get(item.who.node, ()), *self._on_machine.get(item.who.pod, ())]
-            child = next((reason for reason in there[: 4 * FEW] if rules.may_be_its_parent(reason, item)), None)
-            if child is not None:
-                child.explain(item, is_named=False)
-                child.blamed, child.is_doubted = (item.who,), True
-                continue
             self._possibly(item, (broken, rules.ends_others), (first, rules.ends_others), (lost, rules.may_end_it))
-
-    def _is_repeated(self, told: Item) -> bool:
-        """Whether several processes may have said it: their lines are the same."""
-        same = [item for item in self._of(told.sort) if item.is_like(told) and item.fact.told == told.fact.told]
-        return len(same) > 1
 
     def _by_machine(self, effect: Item) -> bool:
         """Explain it by what happened to its machine."""
@@ -186,8 +175,6 @@ class _Between:
             for reason in self._on_machine.get(machine, ())[: 4 * FEW]:
                 if rules.strikes(reason, effect) and not_later(reason, effect):
                     reason.explain(effect, is_named=True)
-                    if reason.kind is FactKind.ENDED:
-                        reason.blamed = (*reason.blamed, effect.who)
                     return True
         return False
 

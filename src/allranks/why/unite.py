@@ -5,9 +5,8 @@ unite([ended(pid=3981, code=1), ended(rank=5, pid=3981, code=1, is_first_observe
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
 from signal import SIGKILL
@@ -15,17 +14,13 @@ from signal import SIGKILL
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
-from allranks.facts.fact import NEVER_SAID, START, Fact, FactKind, Said, Same, When, Who
+from allranks.facts.fact import START, Fact, FactKind, Said, Same, When, Who
 from allranks.facts.rules import DAY_S
 from allranks.model.finding import Confidence
 from allranks.why.writers import give_writers
 
 EXACT_S = 2.0
 """A time of a line is at most as wide: a second, and what clocks differ by."""
-_KILLED = re.compile(r"(?:[Kk]ill(?:ed)? process \d+,? \(|task=)([^),]+)")
-_NAMES = ("python", "pt_", "ray", "torchrun", "train")
-"""How the kernel calls processes of a training: torch sets pt_data_worker, pt_main_thread."""
-_FAILED = frozenset((FactKind.ENDED, FactKind.RAISED, FactKind.PEER_LOST, FactKind.WAITED, FactKind.LAUNCHER_KILL))
 _ENDS = frozenset((FactKind.ENDED, FactKind.LAUNCHER_KILL))
 _NAMELESS = frozenset((FactKind.ENDED, FactKind.MISSING))
 """Of these, who is meant may stand in another line."""
@@ -36,7 +31,7 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     """Return the facts, those about one end of one process as one."""
     others: list[Fact] = []
     by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
-    for fact in _tell_strangers(list(facts)):
+    for fact in facts:
         if fact.kind in _ENDS and fact.said is not Said.INFERRED and fact.places:
             by_line[fact.attempt, fact.places[0].source, fact.places[0].line].append(fact)
         else:
@@ -45,34 +40,9 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     by_process: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
     for fact in ends:
         by_process[_key(fact)].append(fact)
-    has_failed = any(fact.kind in _FAILED and fact.said is not Said.KERNEL for fact in (*others, *ends))
     runs = (run for same in by_process.values() for run in _split_runs(same))
-    united = [_unite_told(same, has_failed=has_failed) for same in runs]
+    united = [_unite_told(same) for same in runs]
     return _give_names([*give_writers(others, united), *united])
-
-
-def _tell_strangers(facts: Sequence[Fact]) -> Iterator[Fact]:
-    """Yield the facts; of whom a kernel tells what is not possible is no rank: its pid was used again.
-
-    It cannot have happened days before or after all that others tell, nor has the kernel killed who ended with an exit
-    code.
-    """
-    if not any(fact.said is Said.KERNEL and fact.who.pid is not None for fact in facts):
-        yield from facts
-        return
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for fact in facts:
-        if fact.said is not Said.KERNEL:
-            times[fact.when.clock] += filter(None, (fact.when.earliest_s, fact.when.latest_s))
-    spans = {clock: When(min(known), max(known), clock) for clock, known in times.items() if known}
-    exited = {fact.who for fact in facts if fact.said is Said.LAUNCHER and fact.code is not None}
-    for fact in facts:
-        span = spans.get(fact.when.clock, NEVER_SAID)
-        is_days_off = max(fact.when.after_s(span), span.after_s(fact.when)) > DAY_S
-        is_stranger = is_days_off or (fact.kind is FactKind.ENDED and fact.who in exited)
-        if fact.said is Said.KERNEL and fact.who.pid is not None and is_stranger:
-            fact = replace(fact, who=Who(node=fact.who.node, pid=fact.who.pid))
-        yield fact
 
 
 def _split_runs(ends: Sequence[Fact]) -> list[list[Fact]]:
@@ -88,56 +58,46 @@ def _split_runs(ends: Sequence[Fact]) -> list[list[Fact]]:
     return runs
 
 
-def _unite_told(same: Sequence[Fact], *, has_failed: bool) -> Fact:
-    """Return an end, with less confidence if only a kernel tells it, of a process that nobody knows.
-
-    It may be anybody's, so it is likely; if the job failed and the name of what was killed is no Python's, undecided.
-    """
+def _unite_told(same: Sequence[Fact]) -> Fact:
+    """Return an end; if only a kernel tells it, of a process that nobody knows, it may be anybody's."""
     fact = _join(same)
-    is_known = any(one.said is not Said.KERNEL for one in same)
-    if is_known or fact.kind is not FactKind.ENDED or (fact.who.rank, fact.who.local_rank) != (None, None):
-        return fact
-    name = _KILLED.search(fact.places[0].text)
-    is_other = has_failed and name is not None and not name[1].startswith(_NAMES)
-    return replace(fact, confidence=Confidence.UNDECIDED if is_other else Confidence.LIKELY)
+    is_known = any(one.said is not Said.KERNEL for one in same) or (fact.who.rank, fact.who.local_rank) != (None, None)
+    return fact if is_known else replace(fact, confidence=Confidence.LIKELY)
 
 
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     """Return the facts without those that a reading of several lines tells more exactly.
 
-    That is an error on one of its lines, or near them a count of missing ranks whom it names. Who waits for the others
-    to join is not missing, whoever waits for it then. What fails on the way to another process is told, where the
-    readings show whose way is at fault. A line that says why something failed tells of no end without a reason:
+    That is an error on one of its lines, or a count of missing ranks in the file that names them. Who waits for the
+    others to join is not missing, whoever waits for it then. What fails on the way to another process is told, where
+    the readings show whose way is at fault. A line that says why something failed tells of no end without a reason:
     `Command 'ssh node-0 ...' returned non-zero exit status 255`.
     """
-    reasons = {place.at for fact in facts if _is_reason(fact) for place in fact.places}
+    reasons = {place.at for fact in facts if fact.kind is FactKind.RAISED for place in fact.places}
     inferred = [fact for fact in facts if fact.said is Said.INFERRED]
     errors = {place.at for fact in inferred if fact.kind in _ERRORS for place in fact.places}
     named = {place.source for fact in inferred if fact.kind is FactKind.MISSING and fact.who for place in fact.places}
     ways = [fact for fact in inferred if fact.kind is FactKind.LINK_FAULT]
     things = {thing for fact in ways for thing in fact.things}
+
     joins = (fact for fact in facts if fact.kind is FactKind.WAITED and fact.group is None and fact.seq is None)
     came = {(fact.attempt, fact.who.rank) for fact in joins if fact.who.rank is not None}
 
     def is_told(fact: Fact) -> bool:
-        places = {place.at for place in fact.places}
+        if fact.said is Said.INFERRED:
+            return False
         if fact.kind is FactKind.ENDED:
-            return fact.is_generic and not fact.who and not reasons.isdisjoint(places)
-        if fact.kind is FactKind.MISSING and fact.said is not Said.INFERRED:
+            return fact.is_generic and not fact.who and any(place.at in reasons for place in fact.places)
+        if fact.kind is FactKind.MISSING:
             has_come = fact.seq == START and (fact.attempt, fact.who.rank) in came
             return has_come or (not fact.who and any(place.source in named for place in fact.places))
-        if fact.kind not in _ERRORS or fact.said is Said.INFERRED:
-            return False
-        is_there = not errors.isdisjoint(places)
-        is_on_way = bool(fact.peer) or is_there or not things.isdisjoint(fact.things)
-        is_unsure = fact.confidence is not Confidence.CERTAIN
-        return (is_there and fact.kind is FactKind.RAISED) or (bool(ways) and is_unsure and is_on_way)
+        is_there = any(place.at in errors for place in fact.places)
+        if fact.kind is FactKind.RAISED and is_there:
+            return True
+        is_on_way = bool(ways) and (is_there or bool(fact.peer) or not things.isdisjoint(fact.things))
+        return fact.kind in _ERRORS and fact.confidence is not Confidence.CERTAIN and is_on_way
 
     return [fact for fact in facts if not is_told(fact)]
-
-
-def _is_reason(fact: Fact) -> bool:
-    return fact.kind is FactKind.RAISED and fact.confidence is not Confidence.UNDECIDED
 
 
 def _give_names(ends: Sequence[Fact]) -> list[Fact]:
@@ -163,12 +123,10 @@ def _give_names(ends: Sequence[Fact]) -> list[Fact]:
 
 def _may_mean(end: Fact, other: Fact) -> bool:
     """Whether the end of a process may be the one that another line tells of without a name."""
-    if end.who.compare_machines(other.who) is Same.NO:
-        return False
-    is_kill = end.signal in {None, SIGKILL} and end.code is None and other.signal in {None, SIGKILL}
-    return end.cause == other.cause or (
-        is_kill and other.cause in [find_cause(label).name for label in end.alternatives]
-    )
+    causes = [end.cause]
+    if other.signal in {None, SIGKILL}:
+        causes += [find_cause(label).name for label in end.alternatives]
+    return other.cause in causes and end.who.compare_machines(other.who) is not Same.NO
 
 
 def _of_one_line(same: Sequence[Fact]) -> list[Fact]:
