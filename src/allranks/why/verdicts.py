@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from signal import Signals
 
@@ -34,16 +35,13 @@ MAX_GAP = 3
 
 def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict | None]:
     """Return the logs without the verdicts, and the verdict of the last attempt, or None."""
-    found = [source for source in sources if source.name == VERDICT]
-    kept = [source for source in found if source.path is not None and is_own_file(source.path)]
+    found = [source for source in sources if source.name == VERDICT and source.path is not None]
     # Each node writes the verdict that it received; the leader's own is in the directory above.
     for source in sorted(found, key=lambda one: (-(one.attempt or 0), len(one.shown))):
-        assert source.path is not None
-        verdict = read_verdict(Path(source.path))
-        if verdict is None:  # cut, or another program's: it is read like any log
-            continue
-        return tuple(other for other in sources if other not in found), verdict
-    return tuple(other for other in sources if other not in kept), None
+        if (verdict := read_verdict(Path(source.path or ""))) is not None:
+            return tuple(other for other in sources if other not in found), verdict
+    # Cut, or another program's: that is read like any log.
+    return tuple(other for other in sources if other not in found or not is_own_file(other.path or "")), None
 
 
 def read_printed_verdict(logs: Logs) -> Verdict | None:
@@ -57,21 +55,20 @@ def read_printed_verdict(logs: Logs) -> Verdict | None:
         for event in logs.of("begun", Trait.SUCCESS)
         if event.kind == "begun" or event.line.text.startswith("allranks: ")
     }
-    groups: list[list[Printed]] = []  # printed together, culprit first
+    ordered: list[tuple[tuple[bool, int], Printed]] = []
+    report = 0  # findings that were printed together are one report, culprit first
+    before: Printed | None = None
     for printed in logs.printed:
-        before = groups[-1][-1] if groups else printed
-        is_next = before.line.source == printed.line.source and printed.line.number <= before.last + MAX_GAP
-        if not groups or not is_next:
-            groups.append([])
-        groups[-1].append(printed)
+        if before and (before.line.source != printed.line.source or printed.line.number > before.last + MAX_GAP):
+            report -= 1
+        is_survived = printed.line.number < begun.get(printed.line.source.shown, 0)
+        ordered.append(((is_survived, report), printed))
+        before = printed
     findings: list[Finding] = []
-    for are_survived in (False, True):
-        for group in reversed(groups):
-            known = {finding.cause for finding in findings}
-            for printed in group:
-                is_survived = printed.line.number < begun.get(printed.line.source.shown, 0)
-                if printed.finding.cause not in known and is_survived is are_survived:
-                    findings.append(_quote(printed, is_survived=is_survived))
+    told_by: dict[str, tuple[bool, int]] = {}  # of each cause, the report that counts
+    for key, printed in sorted(ordered, key=itemgetter(0)):
+        if told_by.setdefault(printed.finding.cause, key) == key:
+            findings.append(_quote(printed, is_survived=key[0]))
     if not findings:
         return None
     has_failed = any(finding.severity is Severity.FAIL for finding in findings)
@@ -221,12 +218,8 @@ def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Ev
 
     Lines in files of other ranks are left out: victims may use the words of the culprit's cause.
     """
-    ranks = [read_path((line.source or "").partition(":")[0])[1] for line in lines]
-    found = [
-        line
-        for line, rank in zip(lines, ranks, strict=True)
-        if rank is None or rank in finding.ranks or not finding.ranks
-    ]
+    own = {None, *finding.ranks}
+    found = [line for line in lines if not finding.ranks or read_path((line.source or "").partition(":")[0])[1] in own]
     if not found or not any("\n" in evidence.seen for evidence in finding.evidence):
         return found or finding.evidence
     return [

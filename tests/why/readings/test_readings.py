@@ -162,15 +162,6 @@ CASES = [
         id="a progress bar as long as the timeout",
     ),
     pytest.param(
-        "2026-02-18 10:28:25,496 - root - INFO - Saving latest checkpoint\n"
-        "[rank7]:[E218 10:48:25.033625188 ProcessGroupNCCL.cpp:632] [Rank 7] Watchdog caught collective operation "
-        "timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=1200000) ran for 1200027 "
-        "milliseconds before timing out.",
-        "straggler-rank",
-        "rank 0",
-        id="a checkpoint that was begun a timeout before",
-    ),
-    pytest.param(
         "Worker VllmWorkerProcess pid 214281 died, exit code: -11",
         "dead-rank",
         "process 214281 VllmWorkerProcess",
@@ -285,18 +276,6 @@ def test_runs_that_go_on_after_such_words_are_well(why: Why, log: str) -> None:
 def test_what_slurm_says_of_a_step_is_no_progress(why: Why, start: str) -> None:
     ended = f"{start} *** STEP 7.0 ON node01 CANCELLED AT 2026-11-23T14:03:24 DUE TO TASK FAILURE ***\n"
     assert why("terminate called: fatal: no such frobnicator\n" + ended)[0].cause.name == "user-code-error"
-
-
-@pytest.mark.parametrize(
-    "start", ["slurmstepd: error:", "[2026-11-23T14:03:24.131] error:"], ids=["to 24.11", "from 25.05 on"]
-)
-def test_what_slurm_says_of_a_step_shows_that_srun_started_the_job(why: Why, start: str) -> None:
-    spawned = 'File "/opt/torch/multiprocessing/spawn.py", line 246, in spawn\n'
-    waiting = "Waiting in store based barrier to initialize process group for rank: {}, key: store_based_barrier_key:1 "
-    log = "".join(waiting.format(rank) + "(world_size=2, worker_count=4, timeout=0:30:00)\n" for rank in range(2))
-    ended = f"{start} *** STEP 7.0 ON node01 CANCELLED AT 2026-11-23T14:03:24 DUE TO TASK FAILURE ***\n"
-    assert why(spawned + log)[0].cause.name == "slurm-env"
-    assert why(spawned + log + ended)[0].cause.name == "spawn-inside-srun"
 
 
 def test_who_interrupts_a_job_that_says_nothing_lost_patience(why: Why) -> None:
@@ -517,34 +496,12 @@ Root Cause (first observed failure):
 """
 
 
-def test_whom_the_agent_kills_after_its_patience_is_no_culprit(why: Why) -> None:
-    found = why(SUMMARY.format(later="13:03:29"))
-    assert [(one.cause.name, one.culprit.ranks) for one in found] == [("user-code-error", (1,))]
-
-
 def test_who_does_not_heed_the_agent_is_no_culprit(why: Why) -> None:
     unable = (
         "W0907 13:03:29.1 91 api.py:920] Unable to shutdown process 14689 via Signals.SIGTERM, forcefully exiting via "
     )
     found = why(unable + "Signals.SIGKILL\n" + SUMMARY.format(later="13:02:59"))
     assert [(one.cause.name, one.culprit.ranks) for one in found] == [("user-code-error", (1,))]
-
-
-CLOSING = "".join(f"Sending process {pid} closing signal SIGTERM\n" for pid in (1201, 1202, 1204, 1205))
-
-
-def test_the_process_that_an_agent_does_not_end_had_ended_unless_all_were_to_end(why: Why) -> None:
-    assert why(CLOSING)[0].culprit.words() == "local rank 2 process 1203"
-    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 91 got signal: 15\n"
-    assert "1203" not in " ".join(one.culprit.words() for one in why(CLOSING + told))
-
-
-def test_a_log_in_which_only_metrics_are_asked_for_hangs(why: Why) -> None:
-    polls = "".join(
-        f'[2026-03-24 0{hour}:36:52] INFO: 10.0.0.1:{hour}46 - "GET /metrics" 200 OK\n' for hour in (6, 7, 8)
-    )
-    first = why("[2026-03-24 06:36:50] timer.py:24 - Timer actor_train start\n" + polls)[0]
-    assert (first.cause.name, first.confidence) == ("silent-hang", Confidence.LIKELY)
 
 
 def test_the_pod_that_was_evicted_is_named(why: Why) -> None:
