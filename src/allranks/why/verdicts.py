@@ -170,11 +170,11 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding], reader: Reader) -> li
     from_outside = [finding for finding in own if Trait.ENDS_FROM_OUTSIDE in traits_of(finding.cause_id)]
     if not from_outside:
         evidence = Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=VERDICT)
-        from_outside = [_cancelled(verdict.ended_by or "", "", (evidence,), reader)]
+        from_outside = [_cancelled(verdict.ended_by or "", (evidence,), reader)]
     return [from_outside[0], *(finding for finding in _sure_failures(own) if finding is not from_outside[0])]
 
 
-def _cancelled(signal: str, more: str, evidence: tuple[Evidence, ...], reader: Reader) -> Finding:
+def _cancelled(signal: str, evidence: tuple[Evidence, ...], reader: Reader, *, more: str = "") -> Finding:
     cause = find_cause("cancelled")
     return Finding(
         cause=cause.label,
@@ -200,7 +200,7 @@ def judge_lost(
     """
     evidence = tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words)
     if run.interrupted_by is not None:
-        return _cancelled(Signals(run.interrupted_by).name, f"; {how}", evidence, reader)
+        return _cancelled(Signals(run.interrupted_by).name, evidence, reader, more=f"; {how}")
     node = run.leader or next(iter(run.nodes), "that node")
     return Finding(
         cause=find_cause("node-failure").label,

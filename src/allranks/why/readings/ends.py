@@ -27,17 +27,15 @@ def read_ends(reader: FactReader) -> Iterator[Fact]:
     """Return the ends of processes, and who was ended by a launcher."""
     summaries = read_summaries(reader.logs)
     yield from _of_summaries(reader, summaries)
-    with_summary = {end.event.line.source.shown for end in summaries}
-    firsts: set[str] = set()
+    of_agents = {end.event.line.source.shown for end in summaries}
     for event in reader.logs.of("agent-failed"):
         source = event.line.source.shown
         who = event.who | Who(event.line.rank, reader.people.node_of(event.line))
-        is_first = source not in with_summary | firsts
-        yield _ended(reader, event.line, who, _how(event), is_first_observed=is_first)
-        firsts.add(source)
-    if not summaries and not firsts:
+        yield _ended(reader, event.line, who, _how(event), is_first_observed=source not in of_agents)
+        of_agents.add(source)
+    if not of_agents:
         yield from _of_launchers(reader)
-    has_agents = bool(summaries or firsts) or any(reader.logs.of("closing", "killed-by-agent"))
+    has_agents = bool(of_agents) or any(reader.logs.of("closing", "killed-by-agent"))
     yield from _of_tasks(reader, has_agents=has_agents)
     for event in reader.logs.of("killed-by-agent", "closing"):
         how = HowEnded(9) if event.kind == "killed-by-agent" else read_ending(None, event.values)

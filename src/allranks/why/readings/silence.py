@@ -64,39 +64,35 @@ _FAILS = (
 _WORDS = (
     (
         r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$",  # somebody ended it because it hung
-        (
-            "silent-hang",
-            Confidence.LIKELY,
-            "the job was ended from outside; no earlier line reports a failure or what it waited for",
-            _ASK,
-        ),
+        "silent-hang",
+        Confidence.LIKELY,
+        "the job was ended from outside; no earlier line reports a failure or what it waited for",
+        _ASK,
     ),
     (
         _DIALS,
-        (
-            "peer-connection-lost",
-            Confidence.UNDECIDED,
-            "the log ends while a rank still connects to another one, which does not listen",
-            "the log of that other rank: did it start, and on which address does it listen?",
-        ),
+        "peer-connection-lost",
+        Confidence.UNDECIDED,
+        "the log ends while a rank still connects to another one, which does not listen",
+        "the log of that other rank: did it start, and on which address does it listen?",
     ),
     # NCCL complains about a pair of ranks, but not about optional parts; or an error passed through its source lines.
     (
         r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
         r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]|NCCL error in: ",
-        ("nccl-pair-failed", Confidence.UNDECIDED, "", _ASK_OTHERS),
+        "nccl-pair-failed",
+        Confidence.UNDECIDED,
+        "",
+        _ASK_OTHERS,
     ),
     (
         r"NCCL INFO .{0,200}- Init START$",
-        (
-            "silent-hang",
-            Confidence.UNDECIDED,
-            "the log ends while NCCL creates a communicator: the ranks wait for each other, or the log was saved too "
-            "early",
-            _ASK,
-        ),
+        "silent-hang",
+        Confidence.UNDECIDED,
+        "the log ends while NCCL creates a communicator: the ranks wait for each other, or it was saved too early",
+        _ASK,
     ),
-    (_FAILS, ("user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS)),
+    (_FAILS, "user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
 )
 """Words that no sign explains, and what they mean if their source shows no progress after them: healthy runs have them,
 too. Without a message, the line itself is told. Order matters: the surest first."""
@@ -176,7 +172,7 @@ def _says(people: People, lines: Sequence[Line], goes: Sequence[Line]) -> Conclu
     after = [line for line in lines if line.number > last.get(line.source.shown, 0)]
     ends = {line.source.shown: line.number for line in lines}
     latest = [line for line in after if ends[line.source.shown] - line.number < LAST_LINES]
-    for pattern, (cause, confidence, message, ask) in _WORDS:
+    for pattern, cause, confidence, message, ask in _WORDS:
         where = latest if pattern is _DIALS else after
         if found := [line for line in where if re.search(pattern, line.text)][:3]:
             words = message or found[0].text.strip()

@@ -77,27 +77,23 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     for event, rank in reversed(reports):  # the first one counts
         if group := event.values.get("group"):
             group_of |= {rank: group, (rank, event.number("seq")): group}
-    told: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
+    calls: defaultdict[int, dict[str, Call]] = defaultdict(dict)
     enqueued: defaultdict[int, dict[str, int]] = defaultdict(dict)
     completed: defaultdict[int, dict[str, int]] = defaultdict(dict)
     lines: dict[int, Line] = {}
     for event, rank in reports:
         seq, values = event.number("seq"), event.values
-        known = values.get("group") or group_of.get((rank, seq)) or group_of.get(rank, usual)
-        known += f" of rank {rank}" if known in shared else ""
-        if known and (seq is not None or "op" in values):
-            told[known].setdefault(rank, event)
+        group = values.get("group") or group_of.get((rank, seq)) or group_of.get(rank, usual)
+        group += f" of rank {rank}" if group in shared else ""
+        if group and (seq is not None or "op" in values):
+            call = Call(group=group, seq=seq or 0, op=values.get("op", ""), sizes=_sizes(event), number=1)
+            calls[rank].setdefault(group, call)
             lines.setdefault(rank, event.line)
         for word, numbers in (("enqueued", enqueued), ("completed", completed)):
             if (number := event.number(word)) is not None and number >= 0:
-                numbers[rank][known if "group" in values else DEFAULT_GROUP] = number
+                numbers[rank][group if "group" in values else DEFAULT_GROUP] = number
                 lines.setdefault(rank, event.line)
-    calls: defaultdict[int, list[Call]] = defaultdict(list)
-    for group, by_rank in told.items():
-        for rank, event in by_rank.items():
-            seq, op, sizes = event.number("seq") or 0, event.values.get("op", ""), _sizes(event)
-            calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
-    dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
+    dumps = [Dump(rank, tuple(calls[rank].values()), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
         places, when = {rank: place_of(line) for rank, line in lines.items()}, reader.before(lines.values())
         for fact in read_stops(dumps, world=reader.people.size, places=places, when=when, attempt=attempt):
