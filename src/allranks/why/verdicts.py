@@ -214,15 +214,10 @@ def judge_lost(
 
 
 def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:
-    """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there.
+    """Return the lines of the logs, else those of the verdict.
 
     Lines in files of other ranks are left out: victims may use the words of the culprit's cause.
     """
     own = {None, *finding.ranks}
     found = [line for line in lines if not finding.ranks or read_path((line.source or "").partition(":")[0])[1] in own]
-    if not found or not any("\n" in evidence.seen for evidence in finding.evidence):
-        return found or finding.evidence
-    return [
-        msgspec.structs.replace(evidence, source=found[0].source) if "\n" in evidence.seen else evidence
-        for evidence in finding.evidence
-    ]
+    return found or finding.evidence

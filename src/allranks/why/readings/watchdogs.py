@@ -101,21 +101,15 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
 
 
 def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
-    """Ranks that did something else for as long as the others' timeout, and did not wait themselves.
+    """Who did something else for as long as the others' timeout, by the last progress bar.
 
-    They say how long something took; or the last progress bar, which usually only the first rank shows, ran for as
-    long.
+    Usually only rank 0 shows one.
     """
     timeouts = [event for event in reader.logs.of(Trait.ONLY_WAITS) if event.number("ms")]
     if not timeouts:
         return
     limit_s, first = min(event.number("ms") or 0 for event in timeouts) / 1000, timeouts[0].line
     waiting = {rank for _, rank in reports}
-    others = [event for event in reader.logs.of("took") if event.line.rank not in {None, *waiting}]
-    slow = [event for event in others if float(event.values["seconds"]) > limit_s]
-    if ranks := sorted({event.line.rank or 0 for event in slow}):
-        told = f"{fold_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s"
-        yield from reader.behind([event.line for event in slow[:3]], told, ranks=ranks, ask=_ASK)
     lines = [line for tail in reader.logs.tails for line in tail.lines if "%|" in line.text]
     bars = [(line, match) for line in lines if (match := _BAR.search(line.text))]
     for line, match in bars[-1:]:
