@@ -104,8 +104,6 @@ def test_whoever_counts_who_joined_is_not_missing_whoever_waits_for_it(why: Why)
     key = "[rank1]: torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/0\n"
     assert why(key)[0].culprit.ranks == (0,)
     assert why(key + JOINED)[0].culprit.ranks == ()
-    found = why(key + JOINED + "srun: error: n1: tasks 0-2: Exited with exit code 1\n")[0]
-    assert (found.culprit.ranks, found.notes[0].split(" -> ")[0]) == ((3,), "rank 3 did not come")
 
 
 WAITING = (

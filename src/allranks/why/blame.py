@@ -33,8 +33,8 @@ from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals
 from allranks.why.readings.dials import read_dials
 from allranks.why.readings.ends import read_ends
-from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
-from allranks.why.readings.progress import read_laggard, read_restarts, read_steps
+from allranks.why.readings.lists import read_opcounts, read_ras, read_stalls
+from allranks.why.readings.progress import read_steps
 from allranks.why.readings.silence import conclude_silence, find_words
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
@@ -44,7 +44,6 @@ from allranks.why.summaries import read_summaries
 from allranks.why.unite import leave_out_refined, unite
 
 READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
-    read_saved_stacks,
     read_arrivals,
     read_watchdogs,
     read_dials,
@@ -53,9 +52,6 @@ READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
     read_stalls,
     read_opcounts,
     read_ras,
-    read_paces,
-    read_restarts,
-    read_laggard,
     read_steps,
 )
 """The readings that combine several lines."""

@@ -32,9 +32,6 @@ MAX_BYTES = 32 << 20
 KEEP_CALLS = 100_000
 """Limit of calls that are kept of all dumps together, the newest of each: about 100 MB."""
 
-AGAIN = "#"
-"""Between the name of a group and which one of that name it is, as in heartbeats."""
-
 _NAMED = re.compile(r"\d(?:\.(?:json|pickle|pkl|bin|dump|txt))?$")
 """End of a dump's name: the user chooses the prefix, and the rank is appended."""
 _KEYS = re.compile(rb"collective_seq_id|profiling_name|nccl_version|comm_lib_version|pg_config|pg_status")
@@ -74,7 +71,7 @@ def is_dump(path: Path) -> bool:
             head = file.read(SNIFF_BYTES)
     except (OSError, ValueError):
         return False
-    return bool(re.match(rb"\x80[\x02-\x05]|\s*[{\[]", head) and _KEYS.search(head))
+    return bool(re.match(rb"\x80[\x02-\x05]|\s*\{", head) and _KEYS.search(head))
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -233,8 +230,6 @@ def _read(data: bytes) -> _File:
 
             plain: Any = load_plain(data)
             file = msgspec.convert({"entries": plain} if isinstance(plain, list) else plain, _File, strict=False)
-        elif data.lstrip().startswith(b"["):
-            file = _File(entries=msgspec.json.decode(data, type=list[_Entry], strict=False))
         else:
             file = msgspec.json.decode(data, type=_File, strict=False)
     except (msgspec.MsgspecError, RecursionError, ValueError) as exc:
@@ -286,7 +281,7 @@ def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[_En
         counts.append(count)
     kept = [entry for entry, count in zip(entries, counts, strict=True) if count == last[entry.group][0]]
     again = {
-        name: f"{name}{AGAIN}{count}" if is_whole and count > 1 else name
+        name: f"{name}#{count}" if is_whole and count > 1 else name
         for name, (count, pg_id, _) in last.items()
         if count > 1 or (name == "0" and pg_id)
     }

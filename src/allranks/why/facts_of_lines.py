@@ -170,11 +170,9 @@ class FactReader:
                 **about,
             )
 
-    def behind(
-        self, lines: Sequence[Line], told: str, *, kind: FactKind = FactKind.MISSING, **about: Any
-    ) -> Iterator[Fact]:
+    def behind(self, lines: Sequence[Line], told: str, **about: Any) -> Iterator[Fact]:
         """Return who kept the others waiting, as infer does."""
-        return self.infer(kind, "straggler-rank", lines, told, **about)
+        return self.infer(FactKind.MISSING, "straggler-rank", lines, told, **about)
 
     def before(self, lines: Iterable[Line]) -> When:
         """Return when something was that these lines show: before the first of them."""

@@ -101,10 +101,9 @@ def is_answer(findings: Sequence[Finding]) -> bool:
 
 
 def count_first(findings: Sequence[Finding]) -> int:
-    """Return how many of them are the answer: the first, or the first two failures if that is undecided."""
-    is_open = len(findings) > 1 and Confidence.UNDECIDED is findings[0].confidence
-    is_other = is_open and (findings[1].severity is Severity.FAIL or findings[0].severity is not Severity.FAIL)
-    return min(len(findings), 2 if is_other else 1)
+    """Return how many of them are the answer: the first, and if that is undecided, a failure that follows it."""
+    is_open = len(findings) > 1 and findings[0].confidence is Confidence.UNDECIDED
+    return 2 if is_open and findings[1].severity is Severity.FAIL else min(len(findings), 1)
 
 
 def tell_nodes(nodes: Sequence[str], *, is_undecided: bool = False) -> str | None:

@@ -25,7 +25,6 @@ from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import FEW, People, missing_of, named, parse_ranks
-from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
 from allranks.why.summaries import read_summaries
 
@@ -165,9 +164,6 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
     traits = conclusion.cause.traits
     if Trait.ALL_OTHERS_REPORT_IT in traits:
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
-    if Trait.ENDS_BY_ITSELF in traits and (laggard := find_laggard(logs, people)) is not None:
-        who = laggard[0]
-        return Culprit(ranks=(who,)) if isinstance(who, int) else Culprit(things=(who,))
     if people.endpoint and Trait.AT_THE_MEETING in traits:
         return Culprit(things=(people.endpoint,))
     if conclusion.cause.family in _LINKS and Trait.BREAKS_WITH_ITS_PEER not in traits:

@@ -54,7 +54,7 @@ def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Time
     format_of_time = "" if clock == DATELESS else "%m-%d %H:%M:%S" if len(days) > 1 else "%H:%M:%S"
     return [
         TimelineRow(
-            time="" if time_s is None else _time(time_s, min(times), format_of_time),
+            time=_time(time_s, min(times, default=0.0), format_of_time),
             who=_who([event.line for _, event in same]),
             text=_text(first),
             cause=first.cause.label if first.cause else None,
@@ -78,10 +78,11 @@ def tell_clocks(logs: Logs) -> list[str]:
     return [*lines, f"the clocks of {left_out} more are corrected, too"] if left_out > 0 else lines
 
 
-def _time(time_s: float, start_s: float, format_of_time: str) -> str:
-    return (
-        datetime.fromtimestamp(time_s, UTC).strftime(format_of_time) if format_of_time else f"+{time_s - start_s:.1f} s"
-    )
+def _time(time_s: float | None, start_s: float, format_of_time: str) -> str:
+    if time_s is None:
+        return ""
+    at = datetime.fromtimestamp(time_s, UTC)
+    return at.strftime(format_of_time) if format_of_time else f"+{time_s - start_s:.1f} s"
 
 
 def _who(lines: Sequence[Line]) -> str:
@@ -104,13 +105,9 @@ def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[LogEvent]:
 
     best: dict[tuple[str, int], LogEvent] = {}
     for event in logs.events:
-        key = event.line.at
-        if event.cause is None:
-            is_shown = event.kind in _MARKS_SHOWN
-        else:
-            is_shown = key in evidence or event.states not in _NOT_SHOWN
-        if is_shown and (key not in best or rank(event) < rank(best[key])):
-            best[key] = event
+        is_mark, is_failure = event.kind in _MARKS_SHOWN, event.states not in _NOT_SHOWN
+        if is_mark or is_failure or (event.cause is not None and event.line.at in evidence):
+            best[event.line.at] = min(best.get(event.line.at, event), event, key=rank)
     return best.values()
 
 
@@ -132,11 +129,8 @@ def _in_order(chosen: Iterable[LogEvent], times: Times) -> tuple[str, list[tuple
 
 def _is_of(line: Line, conclusion: Conclusion) -> bool:
     culprit = conclusion.culprit
-    if any(line.at == place.at for place in conclusion.evidence):
-        return True
-    if culprit.ranks:
-        return line.rank in culprit.ranks
-    return line.node is not None and line.node in culprit.nodes
+    is_culprits = line.rank in culprit.ranks if culprit.ranks else line.node in culprit.nodes
+    return is_culprits or any(line.at == place.at for place in conclusion.evidence)
 
 
 def _sameness(event: LogEvent) -> tuple[object, ...]:

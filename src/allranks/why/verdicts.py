@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from signal import Signals
 
@@ -34,16 +35,13 @@ MAX_GAP = 3
 
 def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict | None]:
     """Return the logs without the verdicts, and the verdict of the last attempt, or None."""
-    found = [source for source in sources if source.name == VERDICT]
-    kept = [source for source in found if source.path is not None and is_own_file(source.path)]
+    found = [source for source in sources if source.name == VERDICT and source.path is not None]
     # Each node writes the verdict that it received; the leader's own is in the directory above.
     for source in sorted(found, key=lambda one: (-(one.attempt or 0), len(one.shown))):
-        assert source.path is not None
-        verdict = read_verdict(Path(source.path))
-        if verdict is None:  # cut, or another program's: it is read like any log
-            continue
-        return tuple(other for other in sources if other not in found), verdict
-    return tuple(other for other in sources if other not in kept), None
+        if (verdict := read_verdict(Path(source.path or ""))) is not None:
+            return tuple(other for other in sources if other not in found), verdict
+    # Cut, or another program's: that is read like any log.
+    return tuple(other for other in sources if other not in found or not is_own_file(other.path or "")), None
 
 
 def read_printed_verdict(logs: Logs) -> Verdict | None:
@@ -57,21 +55,20 @@ def read_printed_verdict(logs: Logs) -> Verdict | None:
         for event in logs.of("begun", Trait.SUCCESS)
         if event.kind == "begun" or event.line.text.startswith("allranks: ")
     }
-    groups: list[list[Printed]] = []  # printed together, culprit first
+    ordered: list[tuple[tuple[bool, int], Printed]] = []
+    report = 0  # findings that were printed together are one report, culprit first
+    before: Printed | None = None
     for printed in logs.printed:
-        before = groups[-1][-1] if groups else printed
-        is_next = before.line.source == printed.line.source and printed.line.number <= before.last + MAX_GAP
-        if not groups or not is_next:
-            groups.append([])
-        groups[-1].append(printed)
+        if before and (before.line.source != printed.line.source or printed.line.number > before.last + MAX_GAP):
+            report -= 1
+        is_survived = printed.line.number < begun.get(printed.line.source.shown, 0)
+        ordered.append(((is_survived, report), printed))
+        before = printed
     findings: list[Finding] = []
-    for are_survived in (False, True):
-        for group in reversed(groups):
-            known = {finding.cause for finding in findings}
-            for printed in group:
-                is_survived = printed.line.number < begun.get(printed.line.source.shown, 0)
-                if printed.finding.cause not in known and is_survived is are_survived:
-                    findings.append(_quote(printed, is_survived=is_survived))
+    told_by: dict[str, tuple[bool, int]] = {}  # of each cause, the report that counts
+    for key, printed in sorted(ordered, key=itemgetter(0)):
+        if told_by.setdefault(printed.finding.cause, key) == key:
+            findings.append(_quote(printed, is_survived=key[0]))
     if not findings:
         return None
     has_failed = any(finding.severity is Severity.FAIL for finding in findings)
@@ -173,11 +170,11 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding], reader: Reader) -> li
     from_outside = [finding for finding in own if Trait.ENDS_FROM_OUTSIDE in traits_of(finding.cause_id)]
     if not from_outside:
         evidence = Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=VERDICT)
-        from_outside = [_cancelled(verdict.ended_by or "", "", (evidence,), reader)]
+        from_outside = [_cancelled(verdict.ended_by or "", (evidence,), reader)]
     return [from_outside[0], *(finding for finding in _sure_failures(own) if finding is not from_outside[0])]
 
 
-def _cancelled(signal: str, more: str, evidence: tuple[Evidence, ...], reader: Reader) -> Finding:
+def _cancelled(signal: str, evidence: tuple[Evidence, ...], reader: Reader, *, more: str = "") -> Finding:
     cause = find_cause("cancelled")
     return Finding(
         cause=cause.label,
@@ -203,7 +200,7 @@ def judge_lost(
     """
     evidence = tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words)
     if run.interrupted_by is not None:
-        return _cancelled(Signals(run.interrupted_by).name, f"; {how}", evidence, reader)
+        return _cancelled(Signals(run.interrupted_by).name, evidence, reader, more=f"; {how}")
     node = run.leader or next(iter(run.nodes), "that node")
     return Finding(
         cause=find_cause("node-failure").label,
@@ -217,19 +214,10 @@ def judge_lost(
 
 
 def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:
-    """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there.
+    """Return the lines of the logs, else those of the verdict.
 
     Lines in files of other ranks are left out: victims may use the words of the culprit's cause.
     """
-    ranks = [read_path((line.source or "").partition(":")[0])[1] for line in lines]
-    found = [
-        line
-        for line, rank in zip(lines, ranks, strict=True)
-        if rank is None or rank in finding.ranks or not finding.ranks
-    ]
-    if not found or not any("\n" in evidence.seen for evidence in finding.evidence):
-        return found or finding.evidence
-    return [
-        msgspec.structs.replace(evidence, source=found[0].source) if "\n" in evidence.seen else evidence
-        for evidence in finding.evidence
-    ]
+    own = {None, *finding.ranks}
+    found = [line for line in lines if not finding.ranks or read_path((line.source or "").partition(":")[0])[1] in own]
+    return found or finding.evidence

@@ -5,13 +5,12 @@ Who a launcher ended is no culprit: LAUNCHER_KILL. Which worker it saw first is 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from signal import SIGABRT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+from signal import SIGKILL, SIGTERM
 from typing import Any
 
 from allranks.causes.cause import Trait
-from allranks.facts.fact import NOBODY, Fact, FactKind, Said, Who
+from allranks.facts.fact import Fact, FactKind, Said, Who
 from allranks.model.finding import Confidence
 from allranks.why.facts_of_lines import FactReader, HowEnded, read_ending
 from allranks.why.logs.line import Line
@@ -19,13 +18,8 @@ from allranks.why.logs.log_events import LogEvent
 from allranks.why.people import named
 from allranks.why.summaries import SummaryEntry, read_summaries
 
-MAX_GAP = 64
-"""Largest distance of the pids of one agent's workers: they are started one after the other."""
-PATIENCE_S = 20.0
-"""A SIGKILL this long after the first failure is the agent's own: it waits 30 s for workers that ignore its SIGTERM."""
 LOOK_S = 1.0
 """torchrun looks at all workers every 0.1 s, and tells of those that ended meanwhile in the order of their ranks."""
-_WARNINGS = frozenset((SIGUSR1, SIGUSR2))
 _OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
 
 
@@ -33,18 +27,15 @@ def read_ends(reader: FactReader) -> Iterator[Fact]:
     """Return the ends of processes, and who was ended by a launcher."""
     summaries = read_summaries(reader.logs)
     yield from _of_summaries(reader, summaries)
-    with_summary = {end.event.line.source.shown for end in summaries}
-    firsts: set[str] = set()
+    of_agents = {end.event.line.source.shown for end in summaries}
     for event in reader.logs.of("agent-failed"):
         source = event.line.source.shown
         who = event.who | Who(event.line.rank, reader.people.node_of(event.line))
-        is_first = source not in with_summary | firsts
-        yield _ended(reader, event.line, who, _how(event), is_kill=False, is_first_observed=is_first)
-        firsts.add(source)
-    if not summaries and not firsts:
+        yield _ended(reader, event.line, who, _how(event), is_first_observed=source not in of_agents)
+        of_agents.add(source)
+    if not of_agents:
         yield from _of_launchers(reader)
-        yield from _not_ended(reader)
-    has_agents = bool(summaries or firsts) or next(reader.logs.of("closing", "killed-by-agent"), None) is not None
+    has_agents = bool(of_agents) or any(reader.logs.of("closing", "killed-by-agent"))
     yield from _of_tasks(reader, has_agents=has_agents)
     for event in reader.logs.of("killed-by-agent", "closing"):
         how = HowEnded(9) if event.kind == "killed-by-agent" else read_ending(None, event.values)
@@ -58,31 +49,27 @@ def _of_summaries(reader: FactReader, summaries: list[SummaryEntry]) -> Iterator
     first: SummaryEntry | None = None
     for end in reversed(summaries):
         first = end if end.is_first or first is None else first
-        how, began = read_ending(None, end.event.values), first.when.time
-        lag_s = 0.0 if began is None or end.when.time is None else end.when.time - began
-        is_late = how.signal == 9 and read_ending(None, first.event.values).signal is None and lag_s >= PATIENCE_S
+        how, began, ended = read_ending(None, end.event.values), first.when.time, end.when.time
+        is_soon = began is None or ended is None or ended - began <= LOOK_S
         is_alike = how == read_ending(None, first.event.values) and how.signal in {None, SIGTERM}
-        is_first = end.is_first or (is_alike and lag_s <= LOOK_S)
-        about: dict[str, Any] = {"is_first_observed": is_first, "when": reader.times.of(end.when)}
-        yield _ended(reader, end.event.line, end.event.who, how, is_kill=is_late, **about)
+        about: dict[str, Any] = {"is_first_observed": end.is_first or (is_alike and is_soon)}
+        yield _ended(reader, end.event.line, end.event.who, how, when=reader.times.of(end.when), **about)
 
 
 def _ended(
-    reader: FactReader, line: Line, who: Who, how: HowEnded, *, said: Said = Said.LAUNCHER, is_kill: bool, **about: Any
+    reader: FactReader,
+    line: Line,
+    who: Who,
+    how: HowEnded,
+    *,
+    said: Said = Said.LAUNCHER,
+    is_kill: bool = False,
+    **about: Any,
 ) -> Fact:
     """Return an end; if its launcher did not bring it about, with what is told if nothing else tells more."""
     about |= {"who": reader.people.know(who), "said": said, "signal": how.signal, "code": how.code}
     if is_kill:
         return reader.state(FactKind.LAUNCHER_KILL, line, **about)
-    if how.signal in _WARNINGS:
-        return reader.state(
-            FactKind.SCHEDULER_END,
-            line,
-            cause="time-limit",
-            told="SLURM's warning before the time limit (sbatch --signal) ended ranks that have no handler for it",
-            confidence=Confidence.LIKELY,
-            **about | {"who": NOBODY, "said": Said.SCHEDULER},
-        )
     words = f"exit code {how.code}" if how.signal is None else f"signal {how.signal}"
     return reader.state(
         FactKind.ENDED,
@@ -99,7 +86,7 @@ def _ended(
 def _how(event: LogEvent) -> HowEnded:
     """Return how a process ended that a launcher says to have failed."""
     how = read_ending(None, event.values)
-    return how if any(part is not None for part in how) else HowEnded(code=1)
+    return HowEnded(code=1) if how == HowEnded() else how
 
 
 def _of_launchers(reader: FactReader) -> Iterator[Fact]:
@@ -113,11 +100,9 @@ def _of_launchers(reader: FactReader) -> Iterator[Fact]:
         if event.kind == "launcher-names":
             named = event
         elif event.number("code") != 0:
-            told = named if named is not None and named.line.source == line.source else event
             rank = event.number("ranks") if line.rank is None else line.rank
-            pid = event.number("pid") if "pid" in event.values else only_killed
-            who = told.who | Who(rank, reader.people.node_of(line), pid=pid)
-            yield _ended(reader, line, who, _how(event), is_kill=False, is_first_observed=is_first)
+            who = (named or event).who | Who(rank, reader.people.node_of(line), pid=event.number("pid") or only_killed)
+            yield _ended(reader, line, who, _how(event), is_first_observed=is_first)
             is_first = False
 
 
@@ -125,32 +110,26 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
     """The tasks of srun, which are the ranks unless each starts several.
 
     After a task failed, or the scheduler ended the job, srun kills the others, and says so in the same words: by
-    SIGTERM, half a minute later by SIGKILL. Who aborted may have lost the one that was killed.
+    SIGTERM, half a minute later by SIGKILL.
     """
-    tasks = [(_start(reader, event), event) for event in reader.logs.of("task-end")]
+    tasks = list(reader.logs.of("task-end"))
+    terminated = {
+        _start(reader, event): event.line.number for event in reversed(tasks) if _how(event).signal == SIGTERM
+    }
     ended: dict[object, int] = {}
     for event in reader.logs.of(Trait.ENDS_FROM_OUTSIDE, "srun-ends"):
         ended.setdefault(_start(reader, event), event.line.number)
-    first = {start: event.line.number for start, event in reversed(tasks)}
-    by_itself = {start for start, number in first.items() if number < ended.get(start, sys.maxsize)}
-    terminated = {start: event.line.number for start, event in reversed(tasks) if _how(event).signal == SIGTERM}
-    for start, event in tasks:
-        line = event.line
-        how = signal, code = read_ending(None, event.values)
-        if code == 0 or (code is None and signal is None):
+    for event in tasks:
+        start, line = _start(reader, event), event.line
+        how = signal, _ = read_ending(None, event.values)
+        if how == HowEnded():
             continue
         is_after = line.number > ended.get(start, line.number)
         is_agents = has_agents and signal is None  # the task is an agent, which ends with its workers
         is_early = signal == SIGKILL and line.number < terminated.get(start, 0)
-        is_early &= start in by_itself  # else the scheduler, or a person, ended the job
-        is_kill = signal in {SIGKILL, SIGTERM} and event.values.get("signal") != "Out Of Memory" and is_after
-        is_kill = is_agents or (is_kill and not is_early)
-        if not is_after and signal != SIGABRT:
-            ended.setdefault(start, line.number)
-        node = event.values["node"]
-        whos = [Who(node=node)] if has_agents else named(event)[0]
-        for who in whos:
-            yield _ended(reader, line, who, how, said=Said.SCHEDULER, is_kill=is_kill)
+        is_ended = signal in {SIGKILL, SIGTERM} and event.values.get("signal") != "Out Of Memory" and is_after
+        for who in [Who(node=event.values["node"])] if has_agents else named(event)[0]:
+            yield _ended(reader, line, who, how, said=Said.SCHEDULER, is_kill=is_agents or (is_ended and not is_early))
 
 
 def _start(reader: FactReader, event: LogEvent) -> tuple[str, int]:
@@ -158,31 +137,10 @@ def _start(reader: FactReader, event: LogEvent) -> tuple[str, int]:
     return event.line.source.shown, reader.attempt_of(event.line)
 
 
-def _not_ended(reader: FactReader) -> Iterator[Fact]:
-    """The agent ends all workers except the one that has already ended.
-
-    If it was told to end itself, it ends all of them: a number that is missing is a thread's.
-    """
-    is_told = any(reader.logs.of(Trait.ENDS_FROM_OUTSIDE))
-    closed = {
-        int(event.values["pid"]): event.line
-        for event in reader.logs.of("closing")
-        if event.values["signal"] == "SIGTERM" and not is_told
-    }
-    first, last = min(closed, default=0), max(closed, default=0)
-    gone = [pid for pid in range(first, last) if pid not in closed] if last - first <= MAX_GAP else []
-    if 0 < len(gone) < len(closed):
-        line = closed[next(iter(closed))]
-        told = f"the agent ended all workers except process {', '.join(map(str, gone))}, which had already ended"
-        whos = [Who(node=line.node, local_rank=pid - first, pid=pid) for pid in gone]
-        ask = "the .err file of that worker, dmesg -T of its node"
-        yield from reader.infer(FactKind.ENDED, "dead-rank", (line,), told, who=whos, ask=ask)
-
-
 def _store_gone(reader: FactReader) -> Iterator[Fact]:
     """An agent with running workers had reached the store before: the store is gone, not unreachable."""
-    refused = [e for e in reader.logs.of(Trait.AT_THE_MEETING) if "RendezvousConnectionError: " in e.line.text]
-    if refused and next(reader.logs.of("agent-runs"), None) is not None:
+    refused = next(reader.logs.of(Trait.AT_THE_MEETING), None)
+    if refused is not None and any(reader.logs.of("agent-runs")):
         told = "the agent lost the rendezvous store while its workers ran: the store's host or its agent ended"
         ask = "the log of the agent on the host that --rdzv-endpoint names"
-        yield from reader.infer(FactKind.STORE_GONE, "store-lost", (refused[0].line,), told, ask=ask)
+        yield from reader.infer(FactKind.STORE_GONE, "store-lost", (refused.line,), told, ask=ask)

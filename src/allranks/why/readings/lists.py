@@ -5,26 +5,22 @@ its RAS            508 ranks have launched up to operation 6650
                    4 ranks have launched up to operation 6649
                    Rank 260 -- GPU 0 managed by process 48307 on node 10.64.17.210
 Horovod's stalls   grad_1 [ready ranks: 0, 2]       or [missing ranks: 1], several in one line: Horovod up to 0.17
-times of ranks     Rank 4: 409.17ms                 or rows of numbers below `rank   data_time   step_time`
-saved stacks       of py-spy: which ranks wait in a collective, and which are elsewhere
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
 from msgspec.structs import replace
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Fact, FactKind, Who
-from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
-from allranks.why.logs.log_events import LogEvent
 from allranks.why.people import missing_of, named, parse_ranks
 
 _DIFFERENT = "collective-mismatch"
@@ -43,9 +39,7 @@ def read_opcounts(reader: FactReader) -> Iterator[Fact]:
     calls: defaultdict[tuple[str, int], dict[object, tuple[str, Line]]] = defaultdict(dict)
     comms: defaultdict[str, dict[object, str]] = defaultdict(dict)
     unclear: set[str] = set()
-    listed = [*reader.logs.of("collective")]
-    last = max((reader.attempt_of(event.line) for event in listed), default=0)
-    for event in (event for event in listed if reader.attempt_of(event.line) == last):
+    for event in reader.logs.of("collective"):
         line, values, size = event.line, event.values, event.values["size"]
         process = line.node, line.pid, line.local_rank
         called = "{op} of {count} elements of type {datatype}".format_map(values)
@@ -117,88 +111,3 @@ def read_stalls(reader: FactReader) -> Iterator[Fact]:
         if len(fewest) < len(most):
             told = f"{fold_ranks(fewest)} wait in a different collective than {fold_ranks(most)}"
             yield from reader.infer(FactKind.RAISED, _DIFFERENT, lines[:2], told, ranks=sorted(fewest))
-
-
-# --- Times: what the numbers mean is unknown, so the conclusion is a guess --------------------------------------------
-
-_LEAST_TIMES = 4
-"""Minimum number of ranks in a list."""
-_MUCH = 3.0
-"""Minimum factor to the longest of the others."""
-_TOOK = re.compile(r"\brank\W{1,3}(\d{1,6})\W{1,4}(\d+(?:\.\d+)?) ?(ms|s|sec|seconds)\b", re.IGNORECASE)
-_HEAD = re.compile(r"^\s*rank\s+\w*time\b", re.IGNORECASE)
-_ROW = re.compile(r"^\s*(\d{1,6})\s+(\d+\.\d+)\b")
-
-
-def read_paces(reader: FactReader) -> Iterator[Fact]:
-    """Return the ranks that took much longer than the others, in the first such list; the others wait for them."""
-    for paces in (paces for tail in reader.logs.tails for paces in _lists(tail.lines)):
-        if len({rank for rank, _, _ in paces}) != len(paces) or len(paces) < _LEAST_TIMES:  # of several steps, or few
-            continue
-        longest = max(took for _, took, _ in paces)
-        slow = {rank: line for rank, took, line in paces if took > longest / 2}
-        others = [took for rank, took, _ in paces if rank not in slow]
-        if others and max(others) * _MUCH <= min(took for rank, took, _ in paces if rank in slow):
-            yield from reader.behind(
-                [*slow.values()][:3],
-                f"{fold_ranks(slow)} took at least {_MUCH:g} times as long as others",
-                kind=FactKind.SETTING,
-                ranks=sorted(slow),
-                confidence=Confidence.UNDECIDED,
-                ask="the GPU's clocks and the data loader of those ranks: nvidia-smi -q -d CLOCK,PERFORMANCE",
-            )
-            return
-
-
-def _lists(lines: Iterable[Line]) -> Iterator[list[tuple[int, float, Line]]]:
-    """Yield consecutive lines that name a rank and its time, or that are rows below a heading of such a table."""
-    paces: list[tuple[int, float, Line]] = []
-    is_table = False
-    for line in lines:
-        match = _ROW.match(line.text) if is_table else None
-        if match is None and "rank" in line.text.lower():  # most lines: this is the faster test
-            match = _TOOK.search(line.text)
-        if match is not None:
-            paces.append((int(match[1]), float(match[2]), line))
-        else:
-            if paces:
-                yield paces
-            paces, is_table = [], _HEAD.match(line.text) is not None
-    yield paces
-
-
-# --- Stacks -----------------------------------------------------------------------------------------------------------
-
-_WAITS = re.compile(
-    r"^(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|all_?to_?all|reduce|gather|scatter|send|recv|wait"
-    r"|monitored_barrier)\w*$"
-)
-_DISTRIBUTED = re.compile(r"torch/distributed/|torch/nn/parallel/distributed|deepspeed/comm|horovod/")
-_FRAMES_LOOKED_AT = 4
-
-
-def read_saved_stacks(reader: FactReader) -> Iterator[Fact]:
-    """Return the ranks whose main threads are elsewhere while those of most wait in a collective."""
-    stacks: list[tuple[LogEvent, list[LogEvent]]] = []  # main threads, with their frames
-    is_main = False
-    for event in reader.logs.of("thread", "stack"):
-        if event.kind == "thread":
-            is_main = event.values.get("name", "MainThread") == "MainThread"
-            stacks += [(event, [])] if is_main else []
-        elif is_main:
-            stacks[-1][1].append(event)
-    waiting = [frames for _, frames in stacks if any(map(_is_waiting, frames[:_FRAMES_LOOKED_AT]))]
-    others = [(thread, frames[0]) for thread, frames in stacks if frames and frames not in waiting]
-    if waiting and len(others) <= len(waiting):
-        for thread, frame in others:
-            where = "{function} ({file}:{line})".format_map(frame.values)
-            yield from reader.behind(
-                (thread.line, frame.line, waiting[0][0].line),
-                f"it is in {where} while {len(waiting)} others wait in a collective",
-                who=[reader.people.speaker(thread.line)],
-                things=(f"process {thread.values['thread']}",),
-            )
-
-
-def _is_waiting(frame: LogEvent) -> bool:
-    return bool(_WAITS.match(frame.values["function"]) and _DISTRIBUTED.search(frame.values["file"]))

@@ -20,8 +20,8 @@ from allranks.why.step_lines import SLURM
 
 LONG_S = 1200.0
 """Time without progress while other lines continue: a checkpoint or an evaluation takes minutes."""
-LEAST_BEATS = 3
-"""Number of equal lines."""
+REPEATED = 4
+"""A log ends with repetitions if so many of its last lines are alike, but for numbers, or two in turn."""
 _ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
 _GOES_ON = re.compile(
     r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d|\d(?:\.\d{1,12})?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
@@ -52,54 +52,47 @@ _ASK_OTHERS = "allranks does not know this failure: the lines before these, and 
 _DIALS = r"Connection refused(?:, retrying|\)\.$)| - retrying \(try="
 """Normal while other ranks start, and overcome then: it counts among the last lines only."""
 LAST_LINES = 5
+_FAILS = (
+    rf"^(?!.*(?:{_HARMLESS})).*?"
+    r"(?:(?:\b|\bCCL_)(?:ERROR|FATAL|CRITICAL|FAILED)\b|terminate called after throwing"
+    r"|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
+    r"|(?i:(?:^|[\s:\]])(?:(?:fatal|error)(?::| [0-9])|exception: *\S"
+    r"|(?:fatal|error|exception) (?:in|during|while|occurred)\b)|core dumped|unhandled"
+    rf"|\bfailed(?: (?:to|with)\b|: {_IS_TEXT})|(?:: |with )failed\b))"
+)
+"""Words of a failure of any program."""
 _WORDS = (
     (
-        r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b",
-        ("silent-hang", Confidence.LIKELY, "the job's own output stops without a reason", _ASK),
-    ),
-    (
         r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$",  # somebody ended it because it hung
-        (
-            "silent-hang",
-            Confidence.LIKELY,
-            "the job was ended from outside; no earlier line reports a failure or what it waited for",
-            _ASK,
-        ),
+        "silent-hang",
+        Confidence.LIKELY,
+        "the job was ended from outside; no earlier line reports a failure or what it waited for",
+        _ASK,
     ),
     (
         _DIALS,
-        (
-            "peer-connection-lost",
-            Confidence.UNDECIDED,
-            "the log ends while a rank still connects to another one, which does not listen",
-            "the log of that other rank: did it start, and on which address does it listen?",
-        ),
+        "peer-connection-lost",
+        Confidence.UNDECIDED,
+        "the log ends while a rank still connects to another one, which does not listen",
+        "the log of that other rank: did it start, and on which address does it listen?",
     ),
     # NCCL complains about a pair of ranks, but not about optional parts; or an error passed through its source lines.
     (
         r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
         r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]|NCCL error in: ",
-        ("nccl-pair-failed", Confidence.UNDECIDED, "", _ASK_OTHERS),
+        "nccl-pair-failed",
+        Confidence.UNDECIDED,
+        "",
+        _ASK_OTHERS,
     ),
     (
         r"NCCL INFO .{0,200}- Init START$",
-        (
-            "silent-hang",
-            Confidence.UNDECIDED,
-            "the log ends while NCCL creates a communicator: the ranks wait for each other, or the log was saved too "
-            "early",
-            _ASK,
-        ),
+        "silent-hang",
+        Confidence.UNDECIDED,
+        "the log ends while NCCL creates a communicator: the ranks wait for each other, or it was saved too early",
+        _ASK,
     ),
-    (
-        rf"^(?!.*(?:{_HARMLESS})).*?"
-        r"(?:(?:\b|\bCCL_)(?:ERROR|FATAL|CRITICAL|FAILED)\b|terminate called after throwing"
-        r"|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
-        r"|(?i:(?:^|[\s:\]])(?:(?:fatal|error)(?::| [0-9])|exception: *\S"
-        r"|(?:fatal|error|exception) (?:in|during|while|occurred)\b)|core dumped|unhandled"
-        rf"|\bfailed(?: (?:to|with)\b|: {_IS_TEXT})|(?:: |with )failed\b))",
-        ("user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
-    ),
+    (_FAILS, "user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
 )
 """Words that no sign explains, and what they mean if their source shows no progress after them: healthy runs have them,
 too. Without a message, the line itself is told. Order matters: the surest first."""
@@ -118,12 +111,10 @@ def conclude_silence(
     if not lines or (is_ended and not finished) or any(conclusion.is_failure for conclusion in found):
         return
     goes = [line for line in lines if _goes_on(line)]
-    if not finished and (hang := _stops(logs, lines, goes) or _says(people, lines, goes)):
-        line = hang.evidence[0] if hang.ask == _ASK_OTHERS else None
-        known = next((conclusion for conclusion in found if line in conclusion.evidence), None)
-        yield replace(known, confidence=Confidence.UNDECIDED, is_failure=True) if known else hang
+    if not finished and (hang := _says(people, lines, goes) or _stops(logs, lines, goes)):
+        yield hang
         return
-    last = {line.source.shown: line for line in lines if line.text.strip()}
+    last = {line.source.shown: line for line in lines}
     bars = (_BAR.search(line.text) for line in last.values() if not finished)
     bar = next(filter(None, bars), None)
     sureness = Confidence.LIKELY if goes and not bar else Confidence.UNDECIDED
@@ -145,7 +136,7 @@ def find_words(logs: Logs, who: Who) -> Line | None:
     below = (line for tail in logs.tails for line in takewhile(lambda line: not _goes_on(line), reversed(tail.lines)))
     own = (line for line in below if line.rank in {None, who.rank})
     lines = (line for line in own if line.at not in known)
-    return next((line for line in lines if re.search(_WORDS[-1][0], line.text) and not SLURM.search(line.text)), None)
+    return next((line for line in lines if re.search(_FAILS, line.text) and not SLURM.search(line.text)), None)
 
 
 def _tell(cause: str, confidence: Confidence, message: str, ask: str, evidence: Sequence[Line]) -> Conclusion:
@@ -160,17 +151,12 @@ def _stops(logs: Logs, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusio
         return _tell("silent-hang", Confidence.LIKELY, message, _ASK, [goes[-1], lines[-1]])
     known = {event.line.at for event in logs.events}
     for tail in logs.tails:
-        usual = {_NUMBERS.sub("", line.text) for line in tail.lines[-2:]}
-        others = (line for line in reversed(tail.lines) if _NUMBERS.sub("", line.text) not in usual or _goes_on(line))
-        beats = tail.lines[tail.lines.index(last) + 1 :] if (last := next(others, None)) else ()
-        if len(beats) < LEAST_BEATS:
-            continue
-        if (span_s := _span_s(beats)) >= LONG_S:
-            message = f"for {span_s / 60:.0f} minutes, only another program repeated the same lines; the job printed "
-            return _tell("silent-hang", Confidence.LIKELY, f"{message}nothing", _ASK, [beats[0], beats[-1]])
-        if beats[-1].at not in known and any(_COMPLAINS.search(line.text) for line in beats[-2:]):
+        last = tail.lines[-REPEATED:]
+        is_repeated = len(last) == REPEATED and len({_NUMBERS.sub("", line.text) for line in last}) <= 2
+        is_new = not any(line.at in known or _goes_on(line) for line in last)
+        if is_repeated and is_new and any(_COMPLAINS.search(line.text) for line in last[-2:]):
             message = "the log ends with the same complaint, repeated: the job waits for something that does not happen"
-            return _tell("silent-hang", Confidence.UNDECIDED, message, _ASK, beats[-1:])
+            return _tell("silent-hang", Confidence.UNDECIDED, message, _ASK, last[-1:])
     members = read_members(logs)
     wanted = max((event.number("wanted") or 0 for event in members), default=0)
     if len({event.values["rank"] for event in members}) == wanted > 1 and members[-1].line.at == lines[-1].at:
@@ -183,10 +169,10 @@ def _stops(logs: Logs, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusio
 def _says(people: People, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusion | None:
     """Lines have words of a failure or of a hang, and no line of the same source shows progress after them."""
     last = {line.source.shown: line.number for line in goes}
-    after = [line for line in lines if line.number > last.get(line.source.shown, 0) and not SLURM.search(line.text)]
+    after = [line for line in lines if line.number > last.get(line.source.shown, 0)]
     ends = {line.source.shown: line.number for line in lines}
     latest = [line for line in after if ends[line.source.shown] - line.number < LAST_LINES]
-    for pattern, (cause, confidence, message, ask) in _WORDS:
+    for pattern, cause, confidence, message, ask in _WORDS:
         where = latest if pattern is _DIALS else after
         if found := [line for line in where if re.search(pattern, line.text)][:3]:
             words = message or found[0].text.strip()

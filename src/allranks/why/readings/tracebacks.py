@@ -26,11 +26,9 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]|\.p(?:yx|xd|xi)$"
 )
-_NO_SCRIPTS = ("<string>", "<stdin>")
 _COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]\w+\.py$")  # DTensor, FSDP and checkpoints are below
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
-_OF_COMMANDS = "CalledProcessError"
 _GOES_ON = frozenset(("_run_finalizers",))
 """Functions that print an exception and continue: those of multiprocessing, for cleanup at exit."""
 _PARTS = frozenset(("traceback", "frame", "exception", "chained", "ignored"))
@@ -76,7 +74,7 @@ class Traceback:
     @property
     def is_of_command(self) -> bool:
         """Whether the script itself ran a command that failed: git, a compiler. A launcher's commands are ranks."""
-        return self.kind == _OF_COMMANDS and self.user_frame is not None
+        return self.kind == "CalledProcessError" and self.user_frame is not None
 
 
 _Stated = Mapping[tuple[str, int], Sequence[LogEvent]]
@@ -99,15 +97,13 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
     found: list[Traceback] = []
     frames: list[LogEvent] = []
     begun: Line | None = None
-    link: str | None = None  # to the exception before
-    is_ignored: bool | None = None  # False: announced, and not begun
+    link = ""  # to the exception before
+    is_ignored = False
     for event in parts:
         if event.kind == "traceback":
             frames, begun = [], event.line
-            if is_ignored is not None:
-                is_ignored = None if is_ignored and link is None else True
         elif event.kind == "ignored":
-            is_ignored = False
+            is_ignored = True
         elif event.kind == "chained":
             link = event.line.text
         elif event.kind == "frame":
@@ -122,25 +118,24 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 any(Trait.ERROR_OF_SCRIPT in sign.traits for sign in stated.get(event.line.at, ())),
                 "consequence" in event.values,
             )
-            was_linked, link, frames, begun = link, None, [], None
-            if is_ignored or (one.frames and one.frames[0].values.get("function") in _GOES_ON):
+            goes_on = is_ignored or (one.frames and one.frames[0].values.get("function") in _GOES_ON)
+            linked, link, is_ignored, frames, begun = link, "", False, [], None
+            if goes_on:
                 continue
-            if was_linked is not None and found:
-                # Python prints the first exception first: it is the reason, unless the script handles it.
-                last, is_handled = found[-1], was_linked.startswith("During handling")
-                is_told_better = (is_handled and last.kind in _BRANCHES) or (last.is_consequence > one.is_consequence)
-                # A library caught its own exception, and raises for the script what is to be read.
-                is_for_script = not (one.is_explained or one.is_consequence or is_wrapper(one.headline))
-                is_told_better |= is_for_script and not last.user_frame and bool(one.user_frame) and not last.is_known
-                if is_told_better and not last.is_explained and one.frames:
-                    found.pop()
-                elif last.is_explained or not one.is_explained:
+            if linked and found:
+                # Python prints the reason first. But programs branch by exceptions, and libraries raise one for the
+                # script.
+                last = found[-1]
+                is_better = linked.startswith("During handling") and last.kind in _BRANCHES
+                is_better |= one.user_frame is not None and last.user_frame is None
+                if one.is_explained or not is_better:
                     continue
+                found.pop()
             if one.frames and found and is_wrapper(found[-1].headline):  # it stands in the text of the last one
                 one = replace(one, frames=(*found.pop().frames, *one.frames))
             found.append(one)
     ends = frames[-1].line if frames else begun
-    if ends is not None and is_ignored is None:  # the log ends before the exception
+    if ends is not None and not is_ignored:  # the log ends before the exception
         found.append(Traceback("", "", tuple(frames), ends, _is_explained(ends, stated)))
     return found
 
@@ -150,13 +145,10 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
 
     Exceptions that nobody caught come first, then those with a frame in the user's files: a logger may print others. A
     script may go on without a module. One without its message says nothing. Several processes may have written the same
-    one into a file that does not tell who wrote what, with the lines of their frames mixed. Who raised another one
-    below had caught it.
+    one into a file that does not tell who wrote what, with the lines of their frames mixed.
     """
     tracebacks = read_tracebacks(reader.logs)
-    ends = (one for one in tracebacks if one.frames and reader.may_end(one.line))
-    last = {_name_process(one.line, reader): one for one in ends}
-    is_only_begun = not any(one.kind or one.frames for one in tracebacks)  # or frames are another program's: IPython's
+    is_only_begun = not any(one.frames for one in tracebacks)  # or frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
     steps = find_last_steps(reader.logs) if own else {}
@@ -170,31 +162,22 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     has_ends = next(reader.logs.of("agent-failed", "failures", "launcher-failed", "task-end"), None) is not None
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
-        if by_writer and not traceback.kind and not is_only_begun:
-            continue
         line, whos = traceback.line, reader.speakers_of(traceback.line)
-        who = whos[0]
-        same = by_writer.setdefault(process := _name_process(line, reader), [])
-        is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process
-        if same and (not is_again or len(same) == MAX_RAISED):
+        same = by_writer.setdefault(_name_process(line, reader), [])
+        if same and (same[0].headline != traceback.headline or len(same) == MAX_RAISED):
             continue
         same.append(traceback)
         known = same[0]
         frame = known.user_frame or (known.frames[-1] if known.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
-        final = last.get(process, traceback)
-        is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
-        is_told = is_told and not known.is_of_communication
-        outermost = known.frames[0].values["file"] if known.frames else ""
-        is_of_script = outermost and not outermost.startswith(_NO_SCRIPTS)  # else a logger wrote it, or `python -c`
-        is_logged = not is_of_script or (known.user_frame is None and not reader.may_end(line))  # by a library
-        has_steps_below = line.number < steps.get(line.source.shown, 0)
-        has_gone_on = is_logged and has_steps_below
-        may_go_on = has_gone_on or (has_steps_below and not (has_ends or reader.is_uncaught(line)))
-        is_last_word = reader.is_uncaught(line) or (bool(who) and (has_ends or not has_steps_below))
-        is_sure = is_told and is_last_word and not (is_caught or has_gone_on)
+        is_uncaught, has_steps_below = reader.is_uncaught(line), line.number < steps.get(line.source.shown, 0)
+        has_gone_on = has_steps_below and known.user_frame is None  # a library logged it
+        seems_to_go_on = has_steps_below and not has_ends
+        may_go_on = has_gone_on or (seems_to_go_on and not is_uncaught)
+        is_last_word = is_uncaught or (bool(whos[0]) and not seems_to_go_on)
+        is_sure = is_told and is_last_word and not (has_gone_on or known.is_of_communication)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.UNDECIDED if has_gone_on else Confidence.LIKELY
         for who in whos:
@@ -221,17 +204,12 @@ def _name_process(line: Line, reader: FactReader) -> object:
 
 
 def _is_explained(line: Line, stated: _Stated) -> bool:
-    """Whether what it says, or its message on the lines below, states a fact.
-
-    A line with a logger's own header is not part of an exception's message.
-    """
-    is_bare = line.text.rstrip().endswith(("Error:", "Exception:"))  # its message stands below: rich breaks long lines
+    """Whether what it says, or its message on the lines below, states a fact."""
     for number in range(line.number, line.number + _REACH + 1):
         for event in stated.get((line.source.shown, number), ()):
             if number == line.number and Trait.ERROR_OF_SCRIPT in event.traits:
                 continue
-            is_headed = event.line.time is not None or Trait.REPORTED_BY_WATCHERS in event.traits
-            is_others = (event.is_loss and not is_bare) or is_headed or _is_anothers(event.line, line)
+            is_others = event.is_loss or Trait.REPORTED_BY_WATCHERS in event.traits or _is_anothers(event.line, line)
             if number == line.number or not is_others:
                 return True
     return False

@@ -27,31 +27,18 @@ _BAR = re.compile(r"\d%\|.{0,120}? (?:\d+(?:\.\d+)?[kMG]?/\d+(?:\.\d+)?[kMG]? )?
 """tqdm's: `85%|####  | 35595/41999 [29:57<08:39, 12.34it/s]`."""
 _LEAST_SHARE, _MOST_SHARE = 0.9, 1.2
 """As a fraction of the timeout."""
-_ALONE = re.compile(
-    r"(?i)\b(?:saving|writing|uploading|evaluating|running evaluation|validating|tokenizing|running tokenizer"
-    r"|preprocessing|converting|consolidating)\b"
-)
-"""What the first rank does while the others wait for it."""
 _FREE = ("gather", "scatter", "alltoall", "all_to_all")
 """Collectives whose sizes may differ between ranks."""
 _INTO_ONE = ("_allgather_base", "_reduce_scatter_base")
 """But not in these."""
-_DAY_S = 86_400.0
 _ASK = "allranks stack JOB while it hangs, or TORCH_FR_BUFFER_SIZE=2000 and the flight recorder's dumps of all ranks"
 
 
-def _sizes(report: LogEvent, reporters: int) -> tuple[tuple[int, ...], ...]:
-    """Return the sizes that all ranks of the group must have in common; none if they may differ.
-
-    Gathers into one tensor: its size tells how many ranks belong to the group. If they are fewer than those that
-    report, these are of several groups.
-    """
-    op, numel, numel_out = report.values.get("op", "").lower(), report.number("numel"), report.number("numel_out") or 0
-    if numel is None:
-        return ()
-    few, many = sorted((numel, numel_out))
-    is_whole = op in _INTO_ONE and few > 0 and many // few >= reporters
-    return ((numel,),) if is_whole or not any(word in op for word in _FREE) else ()
+def _sizes(report: LogEvent) -> tuple[tuple[int, ...], ...]:
+    """Return the sizes that all ranks of the group must have in common; none if they may differ."""
+    op, numel = report.values.get("op", "").lower(), report.number("numel")
+    is_free = op not in _INTO_ONE and any(word in op for word in _FREE)
+    return () if numel is None or is_free else ((numel,),)
 
 
 def read_watchdogs(reader: FactReader) -> Iterator[Fact]:
@@ -67,7 +54,7 @@ def read_watchdogs(reader: FactReader) -> Iterator[Fact]:
     if len(waited) == len({*waited}):  # nobody in two of them: not every file tells of each start
         starts = {last: [report for reports in starts.values() for report in reports]}
     for attempt, reports in starts.items():
-        yield from _table(reader, [report for report in reports if report[0].values], attempt)
+        yield from _table(reader, reports, attempt)
     yield from _elsewhere(reader, starts[last])
 
 
@@ -90,29 +77,23 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     for event, rank in reversed(reports):  # the first one counts
         if group := event.values.get("group"):
             group_of |= {rank: group, (rank, event.number("seq")): group}
-    told: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
+    calls: defaultdict[int, dict[str, Call]] = defaultdict(dict)
     enqueued: defaultdict[int, dict[str, int]] = defaultdict(dict)
     completed: defaultdict[int, dict[str, int]] = defaultdict(dict)
     lines: dict[int, Line] = {}
     for event, rank in reports:
         seq, values = event.number("seq"), event.values
-        known = values.get("group") or group_of.get((rank, seq)) or group_of.get(rank, usual)
-        known += f" of rank {rank}" if known in shared else ""
-        if known and (seq is not None or "op" in values):
-            first = told[known].setdefault(rank, event)
-            if values.keys() - first.values.keys():
-                told[known][rank] = replace(first, values={**values, **first.values})
+        group = values.get("group") or group_of.get((rank, seq)) or group_of.get(rank, usual)
+        group += f" of rank {rank}" if group in shared else ""
+        if group and (seq is not None or "op" in values):
+            call = Call(group=group, seq=seq or 0, op=values.get("op", ""), sizes=_sizes(event), number=1)
+            calls[rank].setdefault(group, call)
             lines.setdefault(rank, event.line)
         for word, numbers in (("enqueued", enqueued), ("completed", completed)):
             if (number := event.number(word)) is not None and number >= 0:
-                numbers[rank][known if "group" in values else DEFAULT_GROUP] = number
+                numbers[rank][group if "group" in values else DEFAULT_GROUP] = number
                 lines.setdefault(rank, event.line)
-    calls: defaultdict[int, list[Call]] = defaultdict(list)
-    for group, by_rank in told.items():
-        for rank, event in by_rank.items():
-            seq, op, sizes = event.number("seq") or 0, event.values.get("op", ""), _sizes(event, len(by_rank))
-            calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
-    dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
+    dumps = [Dump(rank, tuple(calls[rank].values()), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
         places, when = {rank: place_of(line) for rank, line in lines.items()}, reader.before(lines.values())
         for fact in read_stops(dumps, world=reader.people.size, places=places, when=when, attempt=attempt):
@@ -120,40 +101,21 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
 
 
 def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
-    """Ranks that did something else for as long as the others' timeout, and did not wait themselves.
+    """Who did something else for as long as the others' timeout, by the last progress bar.
 
-    They say how long something took; or the last progress bar, which usually only the first rank shows, ran for as
-    long; or the last message before the timeouts is as old, and says what was begun.
+    Usually only rank 0 shows one.
     """
-    timeouts = [ms for event in reader.logs.of(Trait.ONLY_WAITS) if (ms := event.number("ms"))]
-    limit_s, waiting = min(timeouts, default=0) / 1000, {rank for _, rank in reports}
-    took = [event for event in reader.logs.of("took") if timeouts and float(event.values["seconds"]) > limit_s]
-    slow = [event for event in took if event.line.rank is not None and event.line.rank not in waiting]
-    if ranks := sorted({event.line.rank or 0 for event in slow}):
-        told = f"{fold_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s"
-        yield from reader.behind([event.line for event in slow[:3]], told, ranks=ranks, ask=_ASK)
-    first = next((event.line for event, _ in reports if event.number("ms")), None)
-    if first is None:
+    timeouts = [event for event in reader.logs.of(Trait.ONLY_WAITS) if event.number("ms")]
+    if not timeouts:
         return
-    lines = [line for tail in reader.logs.tails for line in tail.lines]
-    for line, took_s in (*_find_last_bar(lines), *_find_last_word(lines, first)):
+    limit_s, first = min(event.number("ms") or 0 for event in timeouts) / 1000, timeouts[0].line
+    waiting = {rank for _, rank in reports}
+    lines = [line for tail in reader.logs.tails for line in tail.lines if "%|" in line.text]
+    bars = [(line, match) for line in lines if (match := _BAR.search(line.text))]
+    for line, match in bars[-1:]:
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        took_s = 3600 * hours + 60 * minutes + seconds
         rank = 0 if line.rank is None or line.rank in waiting else line.rank
         if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s and rank not in waiting:
             told = f"rank {rank} did something else for {took_s} s while {fold_ranks(waiting)} waited for it"
             yield from reader.behind((line, first), told, ranks=(rank,), ask=_ASK)
-
-
-def _find_last_bar(lines: Sequence[Line]) -> Iterator[tuple[Line, int]]:
-    """Yield the last progress bar, and for how many seconds it ran."""
-    bars = [(line, match) for line in lines if "%|" in line.text and (match := _BAR.search(line.text))]
-    for line, match in bars[-1:]:
-        hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        yield line, 3600 * hours + 60 * minutes + seconds
-
-
-def _find_last_word(lines: Sequence[Line], timeout: Line) -> Iterator[tuple[Line, int]]:
-    """Yield the last line before the timeout if it says what one rank began, and how many seconds before that was."""
-    before = [line for line in lines if line.source == timeout.source and line.number < timeout.number]
-    for line in [line for line in before if line.time is not None][-1:]:
-        if timeout.time is not None and _ALONE.search(line.text):  # by the time of day: glog's times have no year
-            yield line, round((timeout.time - (line.time or 0.0)) % _DAY_S)
