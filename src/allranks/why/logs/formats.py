@@ -147,7 +147,5 @@ def _note(group: str, said: str, writer: LineWriter) -> None:
                 _note(fields[name], value, writer)
     elif group not in _NUMBERS:
         setattr(writer, group, said)
-        if group == "pod" and writer.node is None:
-            writer.node = said
     elif said.isdecimal() and len(said) < 10:
         setattr(writer, group, int(said))

@@ -56,8 +56,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     has_date: bool
     pod: str | None = None
     """The pod that wrote it, where a collector of a Kubernetes cluster names it."""
-    container: str | None = None
-    """Name or id of the container; an id may be the node, too, if nothing else names it."""
     is_of_task: bool = False
     """Whether its rank is the number that srun gives its task, which may be an agent of several ranks."""
 
@@ -101,7 +99,6 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
         has_year=has_year,
         has_date=has_date,
         pod=writer.pod,
-        container=writer.container,
         is_of_task=is_of_task,
     )
 

@@ -36,11 +36,7 @@ _TASK = re.compile(r"\d{2,}(?:_\d+)?_(\d{1,6})_log\.(?:out|err)(?:\.gz|\.zst)?")
 _NODE = re.compile(rf"(?<![a-z0-9-])(?:{HOST}|node_\d{{1,6}})(?![a-z0-9]|-\d)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?!\d)")
 _JOB = re.compile(r"^(?:slurm[a-z]*[-_.])?(?:\d+[-_.])*", re.IGNORECASE)
-_KERNEL = re.compile(
-    r"^(?P<before>[A-Za-z][\w-]*\d[\w-]*)[._](?:dmesg|kern|messages|syslog)\b"
-    r"|^(?:dmesg|kern|messages|syslog)[._-](?P<after>[A-Za-z][\w-]*\d[\w-]*)",
-    re.IGNORECASE,
-)
+_KERNEL = re.compile(r"([A-Za-z][\w-]*\d[\w-]*)[._](?:dmesg|kern|messages|syslog)\b", re.IGNORECASE)
 """A file of the kernel's messages is named after its node, whatever that is called."""
 _PARENTS = 3
 """Number of directories above a file that may name its rank; those further up belong to something else."""
@@ -63,7 +59,7 @@ def read_path(path: str) -> tuple[str | None, int | None, int | None, int | None
         rank = own_rank if rank is None else rank
         local_rank = own_local_rank if local_rank is None else local_rank
     if node is None and (match := _KERNEL.match(name)):
-        node = match["before"] or match["after"]
+        node = match[1]
     return node, rank if rank is None or rank <= MAX_RANK else None, local_rank, attempt
 
 

@@ -1,6 +1,6 @@
 """Which lines of a log are source code: below a frame of a traceback, at a prompt, of a shell with -x? Pure.
 
-    QuotedCode().covers(line, hit, chunk, 0)    # True: `    if "CUDA out of memory" in str(error):`
+    QuotedCode().covers(line, hit, chunk)       # True: `    if "CUDA out of memory" in str(error):`
     find_end(line, hit, chunk)                  # a frame: the line that ends its traceback, if no other frame follows
 
 Python prints below `  File "train.py", line 88, in main` the source of that line, indented more than the frame; since
@@ -11,11 +11,11 @@ that ends a traceback is an exception, whatever its class is called.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.match import Hit
 from allranks.why.logs.read import Chunk
-from allranks.why.step_lines import is_step
 
 MAX_BETWEEN = 16 << 10
 """Bytes that are read for a line of code: from the last one on, or from its frame."""
@@ -34,19 +34,12 @@ _FRAME = re.compile(r'File "[^"]+", line \d+(?:, in .+)?$')
 _BREAK = re.compile(rb"[\r\n]")
 _MARGIN = " |"
 """Before the lines of an exception group."""
-_CODE = re.compile(
-    r">>> |\++ (?=[\w./\"'-])"  # Python's prompt; sh -x
-    r"|[|\u2502] *(?:\u2771|>)? *\d+ [|\u2502]|-+> *\d+ "  # rich, IPython
-    r"|(?:el)?if [^:]+ in \w[\w.]*(?:\(\w*\))?:|(?:el)?if .+:$|except\b.*:$"
-    r"|while .+:$|for \w.* in .+:$|with .+:$|def \w+\(|class \w+[(:]"
-    r"|raise [\w.]+\(f?[\"'].*\)$|assert .+, f?[\"']|return f?[\"']|(?:print|warnings\.warn)\(.*\)$"
-    r"|(?:self\.)?log(?:ger|ging)?\.\w+\(.*\)$|echo (?:-e )?[\"'].*[\"'](?: *>&2)?$|#!/",
-)
-"""Statements of Python and of a shell, whole in one line."""
+_CODE = re.compile(r">>> |\++ (?=[\w./\"'-])|[|\u2502] *(?:\u2771|>)? *\d+ [|\u2502]|-+> *\d+ ")
+"""What Python's prompt, a shell with -x, rich and IPython put before code."""
 
 
 def is_code(text: str) -> bool:
-    """Whether a line without its prefix is a statement, as a script or a shell with -x writes it.
+    """Whether a line is code, by the mark before it.
 
     >>> is_code('+ grep "CUDA out of memory" train.log'), is_code("RuntimeError: CUDA out of memory")
     (True, False)
@@ -55,7 +48,7 @@ def is_code(text: str) -> bool:
 
 
 class QuotedCode:
-    """Follows the tracebacks of one source: a line is read once, however many ranks print theirs at once."""
+    """Follows the tracebacks of one chunk: a line is read once, however many ranks print theirs at once."""
 
     def __init__(self) -> None:
         self.margins: dict[object, int] = {}
@@ -63,20 +56,16 @@ class QuotedCode:
         none. Stacks that a program prints have no exception."""
         self._frames: dict[object, int] = {}
         """Writers who said only code since their last frame, and how far that is indented."""
-        self._place = 0
+        self._read_until = 0
 
-    def covers(self, line: Line, hit: Hit, chunk: Chunk, place: int) -> bool:
-        """Whether a line is code below a frame: all that its writer said since then is indented more than the frame.
-
-        Args:
-            place: where the line begins in its source.
-        """
+    def covers(self, line: Line, hit: Hit, chunk: Chunk) -> bool:
+        """Whether a line is code below a frame: all that its writer said since then is indented more than the frame."""
         if not (indent := self._indent(line)):
             return False
-        if place - self._place > MAX_BETWEEN:
+        if hit.begin - self._read_until > MAX_BETWEEN:
             self._frames.clear()
-        unread = chunk.until(hit.begin, min(place - self._place, MAX_BETWEEN))
-        self._place = place
+        unread = chunk.data[max(self._read_until, hit.begin - MAX_BETWEEN) : hit.begin]
+        self._read_until = hit.begin
         for raw in _BREAK.split(unread) if self._frames or b'File "' in unread else ():
             if raw.strip():
                 other = read_line(raw, line.source, line.number)
@@ -94,14 +83,12 @@ class QuotedCode:
 
 def find_end(line: Line, hit: Hit, chunk: Chunk) -> Line | None:
     """Return the line after the last frame of a traceback and its code; None after other frames."""
-    stop = hit.begin + len(hit.raw)
-    following = chunk.data[stop : stop + MAX_BETWEEN].split(b"\n", MAX_AHEAD + 1)
-    for ahead, raw in enumerate(following[1 : MAX_AHEAD + 1], start=1):
+    for ahead, raw in _rows_below(hit, chunk):
         if b'  File "' in raw:
             return None
         if not raw.strip() or b"    " in raw:  # code
             continue
-        other = read_line(raw.rstrip(b"\r"), line.source, line.number + ahead)
+        other = read_line(raw, line.source, line.number + ahead)
         if writer_of(other) == writer_of(line):
             return other
     return None
@@ -115,17 +102,22 @@ def read_below(line: Line, hit: Hit, chunk: Chunk) -> str:
     if not _NO_REASON.search(line.text):
         return ""
     words: list[str] = []
-    stop = hit.begin + len(hit.raw)
-    for raw in chunk.data[stop : stop + MAX_BETWEEN].split(b"\n", MAX_AHEAD)[1:MAX_AHEAD]:
-        other = read_line(raw.rstrip(b"\r"), line.source, line.number)
+    for _, raw in _rows_below(hit, chunk):
+        other = read_line(raw, line.source, line.number)
         if not other.text.strip() or writer_of(other) != writer_of(line):
             continue
-        is_headed = other.time is not None and line.time is None  # by a logger
-        is_own = not (is_headed or _NO_MESSAGE.match(other.text) or is_step(other.text))
-        if not is_own or (words and not other.text[:1].isspace()) or len(words) == MAX_BELOW:
+        is_logged = other.time is not None and line.time is None
+        if is_logged or _NO_MESSAGE.match(other.text) or (words and not other.text[:1].isspace()):
             break
         words.append(other.text.strip())
-    return " ".join(words)
+    return " ".join(words[:MAX_BELOW])
+
+
+def _rows_below(hit: Hit, chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """Yield the next lines, with their distances."""
+    stop = hit.begin + len(hit.raw)
+    rows = chunk.data[stop : stop + MAX_BETWEEN].split(b"\n", MAX_AHEAD + 1)
+    return enumerate(rows[1 : MAX_AHEAD + 1], start=1)
 
 
 def read_exception(text: str, named: re.Pattern[str]) -> dict[str, str] | None:

@@ -178,37 +178,31 @@ def inside(folder: str) -> str:
 
 
 def walk(top: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield regular files below a directory, each folder once; at the end, what cannot be listed.
+    """Yield regular files below a directory, each folder once, and folders that cannot be listed.
 
-    Links come after all folders, so that files keep their own names. Thousands of files are looked at: the kernel tells
-    with the names what is a file, a folder or a link.
+    In a folder, links come last, so that what stands beside them keeps its own name. Thousands of files are looked at:
+    the kernel tells with the names what is a file, a folder or a link.
     """
     seen: set[tuple[int, int]] = set()
-    failed: list[str] = []  # the error is reported when it is read
-    links = [top]
-    for start in links:  # which grows
-        folders = [start]
-        while folders:
-            folder = folders.pop()
-            before = inside(folder)
-            try:
-                status = os.stat(folder)  # noqa: PTH116
-                known = (status.st_dev, status.st_ino) in seen
-                entries = [] if known else [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-            except OSError:
-                failed.append(folder)
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            below = [entry for entry in entries if _is(entry.is_dir) and entry.name not in NO_LOGS_BELOW]
-            below.sort(key=lambda entry: natural_key(entry.name), reverse=True)
-            links += [before + entry.name for entry in reversed(below) if entry.is_symlink()]
-            folders += [before + entry.name for entry in below if not entry.is_symlink()]
-            files = [entry for entry in entries if _is(entry.is_file) and is_wanted(before + entry.name)]
-            for entry in sorted(files, key=lambda entry: (entry.is_symlink(), natural_key(entry.name))):
+    folders = [top]
+    while folders:
+        folder = folders.pop()
+        before = inside(folder)
+        try:
+            status = os.stat(folder)  # noqa: PTH116
+            known = (status.st_dev, status.st_ino) in seen
+            entries = [] if known else [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        except OSError:
+            yield folder, None  # the error is reported when it is read
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        entries.sort(key=lambda entry: (entry.is_symlink(), natural_key(entry.name)))
+        below = [entry.name for entry in entries if _is(entry.is_dir) and entry.name not in NO_LOGS_BELOW]
+        folders += [before + name for name in reversed(below)]
+        for entry in entries:
+            if _is(entry.is_file) and is_wanted(before + entry.name):
                 with contextlib.suppress(OSError):  # removed since
                     yield before + entry.name, entry.stat()
-    for folder in failed:
-        yield folder, None
 
 
 def _is(kind: Callable[[], bool]) -> bool:
