@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.why.logs import read
-from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 from conftest import HANG_S
@@ -214,7 +213,7 @@ MARKS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")
 PACKED = (gzip.compress(LOG[:99]), zstandard.compress(LOG[:99]))
 
 
-PLAIN = LINES.filter(lambda data: not data.startswith(MARKS) and not find_margin(data))
+PLAIN = LINES.filter(lambda data: not data.startswith(MARKS))
 
 
 @given(data=PLAIN, pack=st.sampled_from(list(PACKERS.values())))

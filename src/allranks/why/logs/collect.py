@@ -22,7 +22,6 @@ from allranks.host.signals import die_with_parent
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
 from allranks.why.logs.match import Hit, Matcher
-from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
 from allranks.why.logs.printed import KIND, MAX_KEPT, Printed, read_printed
 from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_below, read_exception, writer_of
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
@@ -163,14 +162,6 @@ def read_part(
                 elif report := read_printed(event.line, chunk.data, place):
                     own.append(report)
             last_line = chunk.number_at(len(chunk.data))
-        if 0 < size <= MAX_WRAPPED_BYTES and (joined := unwrap(chunk.data)) != chunk.data:
-            # They add kinds, and complete lines: lines may have one length by chance.
-            known = {KIND, *kept.kinds()}
-            for event, _ in _read_chunk(Chunk(joined, 1, 0), source, patterns, matcher):
-                if event.kind not in known:
-                    kept.add(event)
-                elif event.kind != KIND:
-                    kept.complete(event)
         events += [event for event in kept.in_order() if not any(report.covers(event.line) for report in own)]
         printed += own
         dropped += kept.dropped
@@ -244,15 +235,6 @@ class _Kept:
         latest = self._latest.setdefault(event.kind, deque(maxlen=KEEP_LAST))
         self.dropped += len(latest) == KEEP_LAST
         latest.append((next(self._counter), event))
-
-    def complete(self, event: LogEvent) -> None:
-        """Put what a joined line says in the place of what its first part says, which a screen cut."""
-        for index, (order, kept) in enumerate(first := self._first[event.kind]):
-            if kept.line.number == event.line.number and len(kept.values) < len(event.values):
-                first[index] = order, event
-
-    def kinds(self) -> frozenset[str]:
-        return frozenset(self._first)
 
     def in_order(self) -> list[LogEvent]:
         pairs = itertools.chain(*self._first.values(), *self._latest.values())

@@ -4,7 +4,7 @@
         chunk.data, chunk.first_line, chunk.offset
 
 Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes,
-logs of JSON objects (`records.py`), what was pasted (`pasted.py`).
+logs of JSON objects (`records.py`).
 Memory is a few chunks, for any size; zstd's window may add 128 MiB. Of a damaged or truncated file, the readable part
 is read, and `problems` gets a line about the rest.
 """
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
-from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.records import find_json
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def read_head(path: str, size: int) -> bytes:
 
 
 def _cut(stream: io.BufferedReader, block_bytes: int) -> Iterator[Chunk]:
-    """Split a stream into chunks; decode their lines as the first one shows: JSON objects, a margin.
+    """Split a stream into chunks; decode their lines if the first ones are JSON objects.
 
     A small file is read at once: joining its blocks would take longer than reading them.
     """
@@ -135,7 +134,7 @@ def _cut(stream: io.BufferedReader, block_bytes: int) -> Iterator[Chunk]:
     while parts := list(itertools.islice(blocks, CHUNK_BYTES // block_bytes)):
         data = b"".join(filter(None, (overlap, *parts, stream.readline(_BLOCK_BYTES))))
         first = first or data  # kept: else the allocator gives pages back after each chunk, 8% of the rate
-        decode = decode or find_json(data) or find_margin(data) or bytes
+        decode = decode or find_json(data) or bytes
         chunk = Chunk(decode(data), line, offset - len(overlap))
         yield chunk
         line = chunk.number_at(len(chunk.data))
