@@ -8,12 +8,12 @@ size: of one kind of event only the first and last few of a source are kept, and
 
 from __future__ import annotations
 
-import itertools
 import re
 import signal
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
 
 import msgspec
 
@@ -74,13 +74,17 @@ def collect(
         read_logs = list(_read_side_by_side(parts, read, workers, on_progress))
     else:
         read_logs = [read(part, on_progress) for part in parts]
+    return _join(read_logs)
+
+
+def _join(parts: Sequence[Logs]) -> Logs:
     return Logs(
-        events=tuple(event for logs in read_logs for event in logs.events),
-        tails=tuple(tail for logs in read_logs for tail in logs.tails),
-        dropped=sum(logs.dropped for logs in read_logs),
-        printed=tuple(printed for logs in read_logs for printed in logs.printed),
-        problems=tuple(problem for logs in read_logs for problem in logs.problems),
-        num_bytes=sum(logs.num_bytes for logs in read_logs),
+        events=tuple(event for logs in parts for event in logs.events),
+        tails=tuple(tail for logs in parts for tail in logs.tails),
+        dropped=sum(logs.dropped for logs in parts),
+        printed=tuple(printed for logs in parts for printed in logs.printed),
+        problems=tuple(problem for logs in parts for problem in logs.problems),
+        num_bytes=sum(logs.num_bytes for logs in parts),
     )
 
 
@@ -143,31 +147,29 @@ def read_part(
 ) -> Logs:
     """Return what the sources of a part say; `matcher`, of these patterns, is reset."""
     matcher.forget()
-    events: list[LogEvent] = []
-    tails: list[Tail] = []
+    return _join([_read_source(source, patterns, matcher, tail_bytes, on_progress) for source in part])
+
+
+def _read_source(
+    source: Source, patterns: Sequence[Pattern], matcher: Matcher, tail_bytes: int, on_progress: _Progress
+) -> Logs:
+    kept = _Kept()
+    printed: deque[Printed] = deque(maxlen=MAX_KEPT)
     problems: list[ReadProblem] = []
-    printed: list[Printed] = []
-    dropped = num_bytes = 0
-    for source in part:
-        kept = _Kept()
-        own: deque[Printed] = deque(maxlen=MAX_KEPT)
-        end, size, last_line = b"", 0, 1
-        for chunk in read_chunks(source, problems=problems):
-            on_progress(len(chunk.data))
-            size += len(chunk.data)
-            end = (end + chunk.data[-tail_bytes:])[-tail_bytes:]
-            for event, place in _read_chunk(chunk, source, patterns, matcher):
-                if event.kind != KIND:
-                    kept.add(event)
-                elif report := read_printed(event.line, chunk.data, place):
-                    own.append(report)
-            last_line = chunk.number_at(len(chunk.data))
-        events += [event for event in kept.in_order() if not any(report.covers(event.line) for report in own)]
-        printed += own
-        dropped += kept.dropped
-        num_bytes += size
-        tails.append(_read_tail(source, end, last_line, is_whole=size == len(end)))
-    return Logs(tuple(events), tuple(tails), dropped, tuple(printed), tuple(problems), num_bytes)
+    end, size, last_line = b"", 0, 1
+    for chunk in read_chunks(source, problems=problems):
+        on_progress(len(chunk.data))
+        size += len(chunk.data)
+        end = (end + chunk.data[-tail_bytes:])[-tail_bytes:]
+        for event, place in _read_chunk(chunk, source, patterns, matcher):
+            if event.kind != KIND:
+                kept.add(event)
+            elif report := read_printed(event.line, chunk.data, place):
+                printed.append(report)
+        last_line = chunk.number_at(len(chunk.data))
+    events = (event for event in kept.in_order() if not any(report.covers(event.line) for report in printed))
+    tail = _read_tail(source, end, last_line, is_whole=size == len(end))
+    return Logs(tuple(events), (tail,), kept.dropped, tuple(printed), tuple(problems), size)
 
 
 def _read_chunk(
@@ -223,22 +225,22 @@ class _Kept:
     """The first and the last events of each kind of one source."""
 
     def __init__(self) -> None:
-        self._counter = itertools.count()
-        self._first: defaultdict[str, list[tuple[int, LogEvent]]] = defaultdict(list)
-        self._latest: dict[str, deque[tuple[int, LogEvent]]] = {}
+        self._counts: Counter[str] = Counter()
+        self._first: list[LogEvent] = []
+        self._latest: dict[str, deque[LogEvent]] = {}
         self.dropped = 0
 
     def add(self, event: LogEvent) -> None:
-        if len(first := self._first[event.kind]) < KEEP_FIRST:
-            first.append((next(self._counter), event))
+        self._counts[event.kind] += 1
+        if self._counts[event.kind] <= KEEP_FIRST:
+            self._first.append(event)
             return
         latest = self._latest.setdefault(event.kind, deque(maxlen=KEEP_LAST))
         self.dropped += len(latest) == KEEP_LAST
-        latest.append((next(self._counter), event))
+        latest.append(event)
 
     def in_order(self) -> list[LogEvent]:
-        pairs = itertools.chain(*self._first.values(), *self._latest.values())
-        return [event for _, event in sorted(pairs, key=lambda pair: (pair[1].line.number, pair[0]))]
+        return sorted(chain(self._first, *self._latest.values()), key=lambda event: event.line.number)
 
 
 def _read_tail(source: Source, end: bytes, last_line: int, *, is_whole: bool) -> Tail:

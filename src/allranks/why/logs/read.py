@@ -1,7 +1,7 @@
 """The bytes of a log, in chunks of whole lines, for any compression and any size.
 
     for chunk in read_chunks(source):
-        chunk.data, chunk.first_line, chunk.offset
+        chunk.data, chunk.first_line
 
 Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes,
 logs of JSON objects (`records.py`).
@@ -62,8 +62,6 @@ class Chunk:
     with the last OVERLAP_BYTES before the cut."""
     first_line: int
     """Number of its first line, from 1. Only a newline ends a line."""
-    offset: int
-    """Position of data[0] in the stream, unpacked and in UTF-8."""
     _counted: tuple[int, int] = field(default=(0, 0), repr=False)
     """A position, and the number of newlines before it."""
 
@@ -130,15 +128,14 @@ def _cut(stream: io.BufferedReader, block_bytes: int) -> Iterator[Chunk]:
     decode: Callable[[bytes], bytes] | None = None
     blocks = iter(partial(stream.read, block_bytes), b"")
     overlap = first = b""
-    offset, line = 0, 1
+    line = 1
     while parts := list(itertools.islice(blocks, CHUNK_BYTES // block_bytes)):
         data = b"".join(filter(None, (overlap, *parts, stream.readline(_BLOCK_BYTES))))
         first = first or data  # kept: else the allocator gives pages back after each chunk, 8% of the rate
         decode = decode or find_json(data) or bytes
-        chunk = Chunk(decode(data), line, offset - len(overlap))
+        chunk = Chunk(decode(data), line)
         yield chunk
         line = chunk.number_at(len(chunk.data))
-        offset = chunk.offset + len(data)
         overlap = b"" if data.endswith(b"\n") else data[-OVERLAP_BYTES:]
 
 
