@@ -58,12 +58,9 @@ def collect(
     """Read all sources.
 
     Args:
-        sources: in the order in which they are shown.
-        patterns: the patterns to search for.
         matcher: a matcher of these patterns, if there already is one.
         on_progress: called with the number of bytes just read.
-        max_workers: maximum number of processes. They are forked, so more than one needs a process with a single
-            thread.
+        max_workers: processes are forked, so more than one needs a process with a single thread.
     """
     matcher = matcher or Matcher([pattern.scan for pattern in patterns])
     tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
@@ -186,11 +183,7 @@ def _read_chunk(
 def _read_evidence(
     line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], quoted: QuotedCode
 ) -> list[LogEvent]:
-    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing.
-
-    Args:
-        quoted: what its chunk has said of tracebacks.
-    """
+    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing."""
     events = read_events(line, [patterns[index] for index in hit.patterns])
     if not events:
         return events

@@ -102,11 +102,9 @@ def _prefixes() -> tuple[re.Pattern[str], dict[str, Format]]:
 
 
 def read_prefixes(text: str, writer: LineWriter, *, is_one: bool = False) -> int:
-    """Read the prefixes of a line into `writer`; return where its own text begins.
+    """Read the prefixes of a line without colors into `writer`; return where its own text begins.
 
     Args:
-        text: the line, without colors.
-        writer: gets what the prefixes tell.
         is_one: the source belongs to a single process, so `3: ` is not a prefix.
     """
     table, prefixes = _prefixes()

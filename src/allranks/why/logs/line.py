@@ -76,13 +76,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_line(raw: bytes, source: Source, number: int) -> Line:
-    """Parse one segment of a line.
-
-    Args:
-        raw: its bytes; only the first 32 KiB or so are used.
-        source: its file; its path tells what the line does not.
-        number: number of the physical line.
-    """
+    """Parse one segment of a line: at most its first 32 KiB. The path of its source tells what the line does not."""
     is_one = source.rank is not None or source.local_rank is not None
     text, writer, is_of_task, (time, has_year, has_date) = _read_segment(raw[:_MAX_RAW], is_one=is_one)
     rank = writer.rank if writer.rank is not None else source.rank

@@ -71,12 +71,9 @@ def scan_pattern(causes: Iterable[Cause]) -> str:
 
 
 def read_printed(line: Line, data: bytes, place: int) -> Printed | None:
-    """Return the finding that begins with a line; None if it is none of allranks'.
+    """Return the finding that begins with a line at a place of `data`; None if it is none of allranks'.
 
-    Args:
-        line: its first line.
-        data: a part of the log; a report that goes on behind it is read as if the log ended there.
-        place: where in `data` the line is.
+    A report that goes on behind `data` is read as if the log ended there.
     """
     head = re.match(HEAD, line.text)
     if head is None:

@@ -38,9 +38,7 @@ _MAX_CLOCKS = 3
 def find_time(head: str, start: int) -> tuple[float | None, bool, bool]:
     """Return the first time with a year; else the first without one, else a time of day at the start of the message.
 
-    Args:
-        head: launchers' prefixes and a program's header.
-        start: end of the prefixes.
+    `head` are launchers' prefixes, which end at `start`, and a program's header.
     """
     best: tuple[float | None, bool, bool] = (None, False, False)
     if head.count(":") < 2:
