@@ -98,7 +98,7 @@ def test_the_end_of_a_source_has_the_last_state_of_a_progress_bar(
     (tmp_path / "a.log").write_bytes(b"x" * 9000 + b"\n\n  1%\r  2%\r\r100%\r\n \r\nthe end")
     (tail,) = collecting.collect(find_sources([str(tmp_path)]), patterns, matcher=matcher).tails
     assert [(line.number, line.text) for line in tail.lines[1:]] == [(3, "100%"), (5, "the end")]
-    assert (tail.num_lines, tail.is_whole) == (5, False)
+    assert tail.num_lines == 5
 
 
 def source_of(size: int) -> Source:

@@ -36,7 +36,6 @@ PATHS = [
     ("out/rank.03/stdout", None, 3, None, None),
     ("global_rank_3.log", None, 3, None, None),
     ("GLOBALRANK3.log", None, 3, None, None),
-    ("worker_3.log", None, 3, None, None),
     ("4711_3_log.out", None, 3, None, None),
     ("4711_2_0_log.err", None, 0, None, None),
     ("local_rank_3.log", None, None, 3, None),

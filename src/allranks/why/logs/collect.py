@@ -8,22 +8,20 @@ size: of one kind of event only the first and last few of a source are kept, and
 
 from __future__ import annotations
 
-import re
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 
 import msgspec
 
-from allranks.causes.book import all_marks
 from allranks.host.signals import die_with_parent
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
 from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.printed import KIND, MAX_KEPT, Printed, read_printed
-from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_below, read_exception, writer_of
+from allranks.why.logs.quoted import QuotedCode, is_code, read_below
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
@@ -39,9 +37,6 @@ TAIL_BYTES = 8192
 ALL_TAILS_BYTES = 2 << 20
 """With thousands of sources fewer are kept, but at least one or two: reading a line costs 10 us."""
 LEAST_TAIL_BYTES = 512
-_SUMMARY_MARGIN = 2
-"""Blanks before the further lines of a traceback in torchrun's summary."""
-
 _Progress = Callable[[int], None]
 _Part = Sequence[Source]
 """Sources that one process reads, one after the other."""
@@ -165,7 +160,7 @@ def _read_source(
                 printed.append(report)
         last_line = chunk.number_at(len(chunk.data))
     events = (event for event in kept.in_order() if not any(report.covers(event.line) for report in printed))
-    tail = _read_tail(source, end, last_line, is_whole=size == len(end))
+    tail = _read_tail(source, end, last_line)
     return Logs(tuple(events), (tail,), kept.dropped, tuple(printed), tuple(problems), size)
 
 
@@ -187,17 +182,12 @@ def _read_evidence(
     events = read_events(line, [patterns[index] for index in hit.patterns])
     if not events:
         return events
-    writer = writer_of(line)
     if any(event.kind == "frame" for event in events):
         events = [event for event in events if event.sign is None]  # the words of a path show no cause
-        if writer in quoted.margins and (last := find_end(line, hit, chunk)):
-            raised = read_exception(last.text[quoted.margins.pop(writer) :], _exception())
-            if raised and not _exception().search(last.text):
-                events.append(LogEvent("exception", last, raised))
+        if raised := quoted.end(line, hit, chunk):
+            events.append(raised)
     elif "Traceback (" in line.text:
-        before, _, _ = line.text.partition("Traceback (")
-        is_summary = before.endswith("traceback : ")
-        quoted.margins[writer] = _SUMMARY_MARGIN if is_summary else len(before.removesuffix("Original "))  # torch's
+        quoted.begin(line)
     elif quoted.covers(line, hit, chunk):
         return []
     elif is_code(line.text):
@@ -206,12 +196,6 @@ def _read_evidence(
         text = f"{events[-1].values.get('text', '')} {below}".strip()
         events[-1] = msgspec.structs.replace(events[-1], values={**events[-1].values, "text": text})
     return events
-
-
-@cache
-def _exception() -> re.Pattern[str]:
-    """Return the mark of an exception, without which one is known by its traceback only."""
-    return re.compile(next(mark.match for mark in all_marks() if mark.name == "exception"))
 
 
 class _Kept:
@@ -236,7 +220,7 @@ class _Kept:
         return sorted(chain(self._first, *self._latest.values()), key=lambda event: event.line.number)
 
 
-def _read_tail(source: Source, end: bytes, last_line: int, *, is_whole: bool) -> Tail:
+def _read_tail(source: Source, end: bytes, last_line: int) -> Tail:
     """Return the lines of a source's last bytes, of which the last newline ends the line before `last_line`."""
     rows = end.split(b"\n")
     lines = []
@@ -244,4 +228,4 @@ def _read_tail(source: Source, end: bytes, last_line: int, *, is_whole: bool) ->
         state = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, the last one
         if state.strip():
             lines.append(read_line(state, source, number))
-    return Tail(source, tuple(lines), last_line - (rows[-1] == b""), is_whole)
+    return Tail(source, tuple(lines), last_line - (rows[-1] == b""))

@@ -31,7 +31,6 @@ _OTHER_RANKS = frozenset((
     "expert", "machine", "agent", "local",
 ))  # fmt: skip
 _LOCAL_RANK = re.compile(r"(?<![a-z])local[_.-]?rank[_.=-]?(\d{1,4})(?![0-9a-z])", re.IGNORECASE)
-_WORKER = re.compile(r"(?<![a-z0-9-])worker_(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
 _TASK = re.compile(r"\d{2,}(?:_\d+)?_(\d{1,6})_log\.(?:out|err)(?:\.gz|\.zst)?")  # submitit: %j_%t_log.out
 _NODE = re.compile(rf"(?<![a-z0-9-])(?:{HOST}|node_\d{{1,6}})(?![a-z0-9]|-\d)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?!\d)")
@@ -75,5 +74,5 @@ def _rank_of(part: str) -> int | None:
     for match in _RANK.finditer(part):
         if (match[1] or "").lower() not in _OTHER_RANKS:
             return int(match[2])
-    found = _WORKER.search(part) or _TASK.fullmatch(part)
+    found = _TASK.fullmatch(part)
     return int(found[1]) if found else None
