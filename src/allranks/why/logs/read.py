@@ -117,6 +117,8 @@ def read_head(path: str, size: int) -> bytes:
     """
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123
         head = file.read(size)
+    if not head.startswith((GZIP_MAGIC, ZSTD_MAGIC, *UTF16_MARKS)):
+        return head  # at once: there may be thousands
     return _open_stream(io.BufferedReader(io.BytesIO(head)), lambda _: None).read(size)
 
 
