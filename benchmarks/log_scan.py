@@ -31,7 +31,7 @@ from synthetic_logs import HIT_EVERY, write_log
 from allranks.causes.book import all_causes
 from allranks.why.logs.log_events import list_patterns
 from allranks.why.logs.match import Matcher, PlainEngine
-from allranks.why.logs.read import Chunk, read_chunks
+from allranks.why.logs.read import CHUNK_BYTES, Chunk, read_chunks
 from allranks.why.logs.sources import find_sources
 
 KINDS = {
@@ -95,7 +95,7 @@ def chunks_of(path: Path) -> Iterator[Chunk]:
 def compare(path: Path, patterns: Sequence[str], *, rounds: int, re_bytes: int) -> None:
     matcher, plain = Matcher(patterns), Matcher(patterns, PlainEngine)
     size = path.stat().st_size
-    sample = list(itertools.takewhile(lambda chunk: chunk.offset < SAMPLE_BYTES, chunks_of(path)))
+    sample = list(itertools.islice(chunks_of(path), SAMPLE_BYTES // CHUNK_BYTES))
     sample_bytes = sum(len(chunk.data) for chunk in sample)
     with path.open("rb") as file:
         head = file.read(re_bytes)
@@ -116,7 +116,7 @@ def compare(path: Path, patterns: Sequence[str], *, rounds: int, re_bytes: int) 
         "ours": (size, scan_file),
         "reading": (size, lambda: sum(1 for _ in chunks_of(path)) * 0),
         "hyperscan": (sample_bytes, lambda: sum(len(matcher.scan(chunk)) for chunk in sample)),
-        "plain": (len(head), lambda: len(plain.scan(Chunk(head, 1, 0)))),
+        "plain": (len(head), lambda: len(plain.scan(Chunk(head, 1)))),
         "re": (len(head), lambda: sum(alternation.search(line) is not None for line in re.split(rb"[\r\n]", head))),
     }
     if shutil.which("rg"):

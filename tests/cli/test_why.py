@@ -353,14 +353,6 @@ def leave_mismatch(folder: Path) -> None:
         (folder / f"recorder_rank_{rank}.json").write_text(json.dumps(dump))
 
 
-def test_a_task_of_another_array_is_not_the_job(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
-    (tmp_path / "slurm-11_2.out").write_text(OOM)
-    (tmp_path / "train-2.log").write_text(GOES_ON)
-    result = allranks("why", "2", env=UTF8)
-    assert "AR109" not in result.stdout
-    assert "AR599" in result.stdout, result.stderr
-
-
 def test_a_file_that_is_called_like_a_job_is_meant(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
     (tmp_path / "12").write_text(OOM)
     assert allranks("why", "12").returncode == 1

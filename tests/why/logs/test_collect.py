@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from allranks.why.logs import collect as collecting
-from allranks.why.logs.collect import LogPart, cut, read_part
+from allranks.why.logs.collect import cut, read_part
 from allranks.why.logs.log_events import Logs, Pattern
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import Source, find_sources
@@ -66,10 +66,14 @@ def test_what_a_killed_process_leaves_over_is_read_all_the_same(
     parent = os.getpid()
 
     def read_or_die(
-        patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: Callable[[int], None]
+        patterns: Sequence[Pattern],
+        matcher: Matcher,
+        tail_bytes: int,
+        part: Sequence[Source],
+        on_progress: Callable[[int], None],
     ) -> Logs:
-        logs = read_part(patterns, matcher, part, on_progress)
-        if os.getpid() != parent and any(source.rank == FILES // 2 for source in part.sources):
+        logs = read_part(patterns, matcher, tail_bytes, part, on_progress)
+        if os.getpid() != parent and any(source.rank == FILES // 2 for source in part):
             os.kill(os.getpid(), signal.SIGKILL)
         return logs
 
@@ -94,7 +98,7 @@ def test_the_end_of_a_source_has_the_last_state_of_a_progress_bar(
     (tmp_path / "a.log").write_bytes(b"x" * 9000 + b"\n\n  1%\r  2%\r\r100%\r\n \r\nthe end")
     (tail,) = collecting.collect(find_sources([str(tmp_path)]), patterns, matcher=matcher).tails
     assert [(line.number, line.text) for line in tail.lines[1:]] == [(3, "100%"), (5, "the end")]
-    assert (tail.num_lines, tail.is_whole) == (5, False)
+    assert tail.num_lines == 5
 
 
 def source_of(size: int) -> Source:
@@ -120,7 +124,7 @@ def test_parts_follow_from_the_sources_alone(
     sizes: list[int], parts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collecting, "PART_BYTES", 100)
-    assert [[source.size for source in part.sources] for part in cut(list(map(source_of, sizes)))] == parts
+    assert [[source.size for source in part] for part in cut(list(map(source_of, sizes)))] == parts
 
 
 READS_PIPES = """

@@ -33,8 +33,8 @@ def signs() -> Matcher:
 
 def scan(patterns: Sequence[str], data: bytes) -> list[Hit]:
     """Return the hits, which are the same for both engines."""
-    hits = Matcher(patterns, HyperscanEngine).scan(Chunk(data, 1, 0))
-    assert Matcher(patterns, PlainEngine).scan(Chunk(data, 1, 0)) == hits
+    hits = Matcher(patterns, HyperscanEngine).scan(Chunk(data, 1))
+    assert Matcher(patterns, PlainEngine).scan(Chunk(data, 1)) == hits
     return hits
 
 
@@ -53,7 +53,7 @@ def test_a_hit_says_line_text_and_patterns() -> None:
 
 
 def test_lines_are_counted_from_the_chunks_first() -> None:
-    assert Matcher(["needle"]).scan(Chunk(b"a\nneedle\n", 1000, 4711))[0].number == 1001
+    assert Matcher(["needle"]).scan(Chunk(b"a\nneedle\n", 1000))[0].number == 1001
 
 
 def test_carriage_returns_end_segments_but_no_lines() -> None:
@@ -120,7 +120,7 @@ def expected_of(data: bytes) -> list[tuple[int, bytes, set[int]]]:
 
 @given(data=text)
 def test_all_that_re_finds_in_a_segment_is_reported_for_it(signs: Matcher, data: bytes) -> None:
-    hits = signs.scan(Chunk(data, 1, 0))
+    hits = signs.scan(Chunk(data, 1))
     reported = {(hit.number, hit.raw): set(hit.patterns) for hit in hits}
     for number, segment, found in expected_of(data):
         assert found <= reported.get((number, segment), set()), segment
@@ -129,7 +129,7 @@ def test_all_that_re_finds_in_a_segment_is_reported_for_it(signs: Matcher, data:
 
 def test_every_line_that_a_cause_knows_is_found(signs: Matcher) -> None:
     data = "\n".join(LINES).encode()
-    reported = {(hit.number, hit.raw): set(hit.patterns) for hit in signs.scan(Chunk(data, 1, 0))}
+    reported = {(hit.number, hit.raw): set(hit.patterns) for hit in signs.scan(Chunk(data, 1))}
     for number, segment, found in expected_of(data):
         assert found <= reported[number, segment]
 
@@ -142,7 +142,7 @@ def test_a_flood_is_sampled_and_all_else_is_not(engine: type[Engine], monkeypatc
     monkeypatch.setattr(match, "FLOOD", 500)
     matcher = Matcher(["flood", "needle"], engine)
     lines = [b"flood %d" % number if number % 100 else b"flood and needle" for number in range(1000)]
-    chunk = Chunk(b"\n".join(lines), 1, 0)
+    chunk = Chunk(b"\n".join(lines), 1)
     assert len(matcher.scan(chunk)) == 1000  # memory is bounded by the chunk; it is the next one that is thinned
     hits = matcher.scan(chunk)
     assert [hit.number for hit in hits if 1 in hit.patterns] == list(range(1, 1001, 100))
@@ -175,7 +175,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def find_needle() -> None:
-    assert Matcher(["needle"], HyperscanEngine).scan(Chunk(b"a needle", 1, 0)) == [Hit(1, b"a needle", (0,))]
+    assert Matcher(["needle"], HyperscanEngine).scan(Chunk(b"a needle", 1)) == [Hit(1, b"a needle", (0,))]
 
 
 def test_a_compiled_database_is_loaded_the_next_time(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def both(matcher: Matcher) -> Pair:
 
 def compare(both: Pair, data: bytes) -> int:
     """Return the number of hits, which is the same for both, as are their lines and patterns."""
-    fast, plain = (matcher.scan(Chunk(data, 1, 0)) for matcher in both)
+    fast, plain = (matcher.scan(Chunk(data, 1)) for matcher in both)
     assert plain == fast
     return len(fast)
 
@@ -272,7 +272,7 @@ def test_in_a_line_longer_than_any_window_each_match_is_reported(both: Pair, gap
     data = filler * 2000 + space.join(texts) + filler * 2000
     reported = []
     for matcher in both:
-        hits = matcher.scan(Chunk(data, 1, 0))
+        hits = matcher.scan(Chunk(data, 1))
         reported.append({index for hit in hits for index in hit.patterns})
         covered = b"\n".join(hit.raw for hit in hits)
         assert all(text in covered for text in texts)

@@ -24,7 +24,7 @@ SAMPLES = [
     ("allranks", "[node03 r3] ", {"node": "node03", "rank": 3}),
     ("allranks", "[4711_1 node03 r3] ", {"node": "node03", "rank": 3}),
     ("record", "[record 2026-03-25T10:34:07Z node=gpu42 pod=w-1 container=main rank=3 local_rank=1 pid=77] ",
-     {"node": "gpu42", "pod": "w-1", "container": "main", "rank": 3, "local_rank": 1, "pid": 77}),
+     {"node": "gpu42", "pod": "w-1", "rank": 3, "local_rank": 1, "pid": 77}),
     ("record", "[record] ", {}),
     ("color", "[0m ", {}),
     ("color", "[36m", {}),
@@ -49,7 +49,7 @@ SAMPLES = [
     ("determined", "[rank=1] || ", {"rank": 1}),
     ("ray", "(RayTrainWorker pid=24271, ip=10.0.0.3) ", {"node": "10.0.0.3", "pid": 24271}),
     ("ray", "(VllmWorker rank=3 pid=1234) ", {"rank": 3, "pid": 1234}),
-    ("kubectl", "[pod/w-1/pytorch] ", {"node": "w-1", "pod": "w-1", "container": "pytorch"}),
+    ("kubectl", "[pod/w-1/pytorch] ", {"node": "w-1", "pod": "w-1"}),
     ("compose", "worker-3  | ", {"node": "worker-3"}),
     ("slurmstepd", "slurmstepd-master-node: ", {"node": "master-node"}),
     ("slurmstepd", "slurmstepd-node03: ", {"node": "node03"}),
@@ -58,7 +58,7 @@ SAMPLES = [
     ("cri", "2026-03-25T10:34:07.530123456Z stdout F ", {}),
     ("cri", "2026-03-25T10:34:07.5+02:00 stderr F ", {}),
     ("loki", '2026-03-25T10:34:07Z {container="pytorch", node_name="gpu42", pod="train-worker-1"} ',
-     {"node": "gpu42", "pod": "train-worker-1", "container": "pytorch"}),
+     {"node": "gpu42", "pod": "train-worker-1"}),
     ("grafana", "1774434847530\t2026-03-25T10:34:07.530Z\t", {}),
     ("journald", "Mar 25 10:34:07 gpu42 python3[8871]: ", {"node": "gpu42", "pid": 8871}),
     ("journald", "Mar 25 10:34:07.530123 gpu42 train.sh[8871]: ", {"node": "gpu42", "pid": 8871}),
@@ -70,7 +70,7 @@ SAMPLES = [
     ("srun", "3: ", {"rank": 3}),
     ("srun", " 12: ", {"rank": 12}),
 ]  # fmt: skip
-WHO = ("node", "pod", "container", "rank", "local_rank", "pid")
+WHO = ("node", "pod", "rank", "local_rank", "pid")
 TRACEBACK = (
     "Traceback (most recent call last):",
     '  File "/home/ml/proj/train.py", line 88, in <module>',

@@ -9,7 +9,6 @@ import pytest
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.report.text import Style, render_finding
 from allranks.why.logs.log_events import Logs
-from allranks.why.logs.read import CHUNK_BYTES
 
 Read = Callable[[str | Mapping[str, str]], Logs]
 
@@ -109,16 +108,6 @@ def test_a_log_that_ends_in_a_report_has_the_finding(read: Read) -> None:
     (found,) = read(HEAD).printed
     assert (found.finding.cause, found.finding.ranks) == (STUCK.cause, (2,))
     assert found.finding.message
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
-def test_a_report_may_go_on_in_the_next_chunk(read: Read, share: float) -> None:
-    text = render_finding(STUCK, PLAIN)
-    size = CHUNK_BYTES - int(share * len(text.encode()))
-    (found,) = read("loss 0.1\n" * (size // 9) + f"{text}\n\nloss 0.1\n").printed
-    assert found.finding == STUCK
-    size = CHUNK_BYTES - len(HEAD.encode())
-    assert read("loss 0.1\n" * (size // 9) + HEAD + "\nloss 0.1\n").printed == ()
 
 
 @pytest.mark.parametrize(

@@ -36,11 +36,11 @@ LINES = [
     ('{"labels":{"node_name":"gpu42","pod":"w-1"},"line":"x","timestamp":"2026-03-25T10:34:07.53Z"}', "x",
      {"node": "gpu42", "pod": "w-1"}),
     ('{"@timestamp":"2026-03-25T10:34:07.530Z","log":"x","kubernetes":{"pod_name":"w-1","host":"gpu42",'
-     '"container_name":"main"}}', "x", {"node": "gpu42", "pod": "w-1", "container": "main"}),
+     '"container_name":"main"}}', "x", {"node": "gpu42", "pod": "w-1"}),
     ('{"asctime":"2026-03-25 10:34:07,530","message":"x","hostname":"a b] rank=9"}', "x", {"node": "abrank9"}),
     ('{"time":"2026-03-25T10:34:07.53Z","log":"{\\"msg\\":\\"x\\",\\"level\\":\\"info\\"}\\n"}', "x", {}),
 ]  # fmt: skip
-WHO = ("node", "pod", "container", "rank", "local_rank", "pid")
+WHO = ("node", "pod", "rank", "local_rank", "pid")
 
 
 @pytest.mark.parametrize(("line", "text", "who"), LINES, ids=[case[0][:40] for case in LINES])

@@ -8,24 +8,20 @@ size: of one kind of event only the first and last few of a source are kept, and
 
 from __future__ import annotations
 
-import itertools
-import re
 import signal
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
+from itertools import chain
 
 import msgspec
 
-from allranks.causes.book import all_marks
 from allranks.host.signals import die_with_parent
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
 from allranks.why.logs.match import Hit, Matcher
-from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
-from allranks.why.logs.printed import KIND, MAX_BYTES, MAX_KEPT, Printed, read_printed
-from allranks.why.logs.quoted import QuotedCode, find_end, is_code, read_below, read_exception, writer_of
+from allranks.why.logs.printed import KIND, MAX_KEPT, Printed, read_printed
+from allranks.why.logs.quoted import QuotedCode, is_code, read_below
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
@@ -36,28 +32,14 @@ MAX_WORKERS = 8
 KEEP_FIRST = 4000
 KEEP_LAST = 400
 """Events of one kind that are kept per source: a traceback has about 30 frames, and each rank may have one."""
-KEEP_EVENTS = 200_000
-"""Maximum number of events of all sources, about 200 MB; beyond it, only the first of each kind per source is kept."""
 TAIL_BYTES = 8192
 """Lines kept from the end of a source, if there are few sources."""
 ALL_TAILS_BYTES = 2 << 20
 """With thousands of sources fewer are kept, but at least one or two: reading a line costs 10 us."""
 LEAST_TAIL_BYTES = 512
-_SUMMARY_MARGIN = 2
-"""Blanks before the further lines of a traceback in torchrun's summary."""
-
 _Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class LogPart:
-    """Sources that are read one after the other, and how much of them is kept."""
-
-    sources: tuple[Source, ...]
-    keep_events: int
-    """After this number of events, only the first few of each kind are kept of further sources."""
-    tail_bytes: int
-    """Number of bytes kept from each source's end."""
+_Part = Sequence[Source]
+"""Sources that one process reads, one after the other."""
 
 
 def collect(
@@ -71,47 +53,49 @@ def collect(
     """Read all sources.
 
     Args:
-        sources: in the order in which they are shown.
-        patterns: the patterns to search for.
         matcher: a matcher of these patterns, if there already is one.
         on_progress: called with the number of bytes just read.
-        max_workers: maximum number of processes. They are forked, so more than one needs a process with a single
-            thread.
+        max_workers: processes are forked, so more than one needs a process with a single thread.
     """
-    read = partial(read_part, patterns, matcher or Matcher([pattern.scan for pattern in patterns]))
+    matcher = matcher or Matcher([pattern.scan for pattern in patterns])
+    tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
+    read = partial(read_part, patterns, matcher, tail_bytes)
     parts = cut(sources)
     workers = min(max_workers, len(parts), MAX_WORKERS)
     if workers > 1:
         read_logs = list(_read_side_by_side(parts, read, workers, on_progress))
     else:
         read_logs = [read(part, on_progress) for part in parts]
+    return _join(read_logs)
+
+
+def _join(parts: Sequence[Logs]) -> Logs:
     return Logs(
-        events=tuple(event for logs in read_logs for event in logs.events),
-        tails=tuple(tail for logs in read_logs for tail in logs.tails),
-        dropped=sum(logs.dropped for logs in read_logs),
-        printed=tuple(printed for logs in read_logs for printed in logs.printed),
-        problems=tuple(problem for logs in read_logs for problem in logs.problems),
-        num_bytes=sum(logs.num_bytes for logs in read_logs),
+        events=tuple(event for logs in parts for event in logs.events),
+        tails=tuple(tail for logs in parts for tail in logs.tails),
+        dropped=sum(logs.dropped for logs in parts),
+        printed=tuple(printed for logs in parts for printed in logs.printed),
+        problems=tuple(problem for logs in parts for problem in logs.problems),
+        num_bytes=sum(logs.num_bytes for logs in parts),
     )
 
 
-def cut(sources: Sequence[Source]) -> list[LogPart]:
+def cut(sources: Sequence[Source]) -> list[_Part]:
     """Return the sources in parts, in their order; the last are the smallest, so that all processes end together."""
     left = sum(source.size for source in sources)
-    groups: list[list[Source]] = []
-    end = left  # of the last group: the number of bytes behind it
+    parts: list[list[Source]] = []
+    end = left  # of the last part: the number of bytes behind it
     for source in sources:
-        if not groups or left <= end:
-            groups.append([])
+        if not parts or left <= end:
+            parts.append([])
             end = left - max(PART_BYTES, left // MAX_WORKERS // 2)
-        groups[-1].append(source)
+        parts[-1].append(source)
         left -= source.size
-    tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
-    return [LogPart(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
+    return [*parts]
 
 
 def _read_side_by_side(
-    parts: Sequence[LogPart], read: Callable[[LogPart, _Progress], Logs], workers: int, on_progress: _Progress
+    parts: Sequence[_Part], read: Callable[[_Part, _Progress], Logs], workers: int, on_progress: _Progress
 ) -> Iterator[Logs]:
     """Yield what all parts say, read by child processes; the parts of a killed process are read here."""
     import multiprocessing  # only here: most logs are small, and these take a moment
@@ -130,11 +114,11 @@ def _read_side_by_side(
             yield logs
 
 
-_read_in_child: Callable[[LogPart, _Progress], Logs]
+_read_in_child: Callable[[_Part, _Progress], Logs]
 """In a reader process: what reads a part, inherited by fork."""
 
 
-def _begin(end_with_parent: Callable[[], None], read: Callable[[LogPart, _Progress], Logs]) -> None:
+def _begin(end_with_parent: Callable[[], None], read: Callable[[_Part, _Progress], Logs]) -> None:
     """Executed first in a reader process."""
     global _read_in_child
     end_with_parent()
@@ -143,94 +127,70 @@ def _begin(end_with_parent: Callable[[], None], read: Callable[[LogPart, _Progre
     _read_in_child = read
 
 
-def _read_there(part: LogPart) -> Logs:
+def _read_there(part: _Part) -> Logs:
     return _read_in_child(part, lambda _: None)
 
 
 # --- One part ------------------------------------------------------------------------------------------------------
 
 
-def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: _Progress) -> Logs:
+def read_part(
+    patterns: Sequence[Pattern], matcher: Matcher, tail_bytes: int, part: _Part, on_progress: _Progress
+) -> Logs:
     """Return what the sources of a part say; `matcher`, of these patterns, is reset."""
-
-    def read_hits(chunk: Chunk) -> Iterator[tuple[LogEvent, int]]:
-        for hit in matcher.scan(chunk):
-            line = read_line(hit.raw, source, hit.number)
-            place = num_bytes - len(chunk.data) + hit.begin
-            for event in _read_evidence(line, hit, chunk, patterns, quoted, place):
-                yield event, hit.begin
-
     matcher.forget()
-    events: list[LogEvent] = []
-    tails: list[Tail] = []
+    return _join([_read_source(source, patterns, matcher, tail_bytes, on_progress) for source in part])
+
+
+def _read_source(
+    source: Source, patterns: Sequence[Pattern], matcher: Matcher, tail_bytes: int, on_progress: _Progress
+) -> Logs:
+    kept = _Kept()
+    printed: deque[Printed] = deque(maxlen=MAX_KEPT)
     problems: list[ReadProblem] = []
-    printed: list[Printed] = []
-    dropped = num_bytes = 0
-    for source in part.sources:
-        kept = _Kept(KEEP_LAST if len(events) < part.keep_events else 0)
-        quoted = QuotedCode()
-        own: dict[int, Printed] = {}  # by the numbers of their first lines
-        heads: list[tuple[Line, int]] = []
-        end, before, last_line = b"", num_bytes, 1
-        for chunk in read_chunks(source, problems=problems):
-            on_progress(len(chunk.data))
-            num_bytes += len(chunk.data)
-            end = (end + chunk.data[-part.tail_bytes :])[-part.tail_bytes :]
-            joint = chunk.before + chunk.data[:MAX_BYTES] if heads else b""
-            found = {line.number: read_printed(line, joint, len(chunk.before) + place) for line, place in heads}
-            heads = []
-            for event, place in read_hits(chunk):
-                if event.kind != KIND:
-                    kept.add(event)
-                    continue
-                found[event.line.number] = read_printed(event.line, chunk.data, place)
-                if (left := place - len(chunk.data)) > -MAX_BYTES:  # it may go on in the next chunk
-                    heads.append((event.line, left))
-            last_line = chunk.number_at(len(chunk.data))
-            own = dict([(number, report) for number, report in (own | found).items() if report][-MAX_KEPT:])
-        size = num_bytes - before
-        if 0 < size <= MAX_WRAPPED_BYTES and (joined := unwrap(chunk.data)) != chunk.data:
-            # They add kinds, and complete lines: lines may have one length by chance.
-            quoted = QuotedCode()
-            known = {KIND, *kept.kinds()}
-            for event, _ in read_hits(Chunk(joined, 1, 0)):
-                if event.kind not in known:
-                    kept.add(event)
-                elif event.kind != KIND:
-                    kept.complete(event)
-        printed += own.values()
-        events += [event for event in kept.in_order() if not any(report.covers(event.line) for report in own.values())]
-        dropped += kept.dropped
-        tails.append(_read_tail(source, end, last_line, is_whole=size == len(end)))
-    return Logs(tuple(events), tuple(tails), dropped, tuple(printed), tuple(problems), num_bytes)
+    end, size, last_line = b"", 0, 1
+    for chunk in read_chunks(source, problems=problems):
+        on_progress(len(chunk.data))
+        size += len(chunk.data)
+        end = (end + chunk.data[-tail_bytes:])[-tail_bytes:]
+        for event, place in _read_chunk(chunk, source, patterns, matcher):
+            if event.kind != KIND:
+                kept.add(event)
+            elif report := read_printed(event.line, chunk.data, place):
+                printed.append(report)
+        last_line = chunk.number_at(len(chunk.data))
+    events = (event for event in kept.in_order() if not any(report.covers(event.line) for report in printed))
+    tail = _read_tail(source, end, last_line)
+    return Logs(tuple(events), (tail,), kept.dropped, tuple(printed), tuple(problems), size)
+
+
+def _read_chunk(
+    chunk: Chunk, source: Source, patterns: Sequence[Pattern], matcher: Matcher
+) -> Iterator[tuple[LogEvent, int]]:
+    """Yield the events of a chunk, each with the place of its line."""
+    quoted = QuotedCode()
+    for hit in matcher.scan(chunk):
+        line = read_line(hit.raw, source, hit.number)
+        for event in _read_evidence(line, hit, chunk, patterns, quoted):
+            yield event, hit.begin
 
 
 def _read_evidence(
-    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], quoted: QuotedCode, place: int
+    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], quoted: QuotedCode
 ) -> list[LogEvent]:
-    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing.
-
-    Args:
-        quoted: what its source has said of tracebacks.
-        place: where the line begins in its source.
-    """
+    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing."""
     events = read_events(line, [patterns[index] for index in hit.patterns])
     if not events:
         return events
-    writer = writer_of(line)
-    if 'File "' in line.text and any(event.kind == "frame" for event in events):
+    if any(event.kind == "frame" for event in events):
         events = [event for event in events if event.sign is None]  # the words of a path show no cause
-        if writer in quoted.margins and (last := find_end(line, hit, chunk)):
-            raised = read_exception(last.text[quoted.margins.pop(writer) :], _exception())
-            if raised and not _exception().search(last.text):
-                events.append(LogEvent("exception", last, raised))
+        if raised := quoted.end(line, hit, chunk):
+            events.append(raised)
     elif "Traceback (" in line.text:
-        before, _, _ = line.text.partition("Traceback (")
-        is_summary = before.endswith("traceback : ")
-        quoted.margins[writer] = _SUMMARY_MARGIN if is_summary else len(before.removesuffix("Original "))  # torch's
-    elif quoted.covers(line, hit, chunk, place):
+        quoted.begin(line)
+    elif quoted.covers(line, hit, chunk):
         return []
-    elif events[0].sign is not None and is_code(line.text):  # signs stand before marks
+    elif is_code(line.text):
         return [event for event in events if event.sign is None]
     elif events[-1].kind == "exception" and (below := read_below(line, hit, chunk)):
         text = f"{events[-1].values.get('text', '')} {below}".strip()
@@ -238,45 +198,29 @@ def _read_evidence(
     return events
 
 
-@cache
-def _exception() -> re.Pattern[str]:
-    """Return the mark of an exception, without which one is known by its traceback only."""
-    return re.compile(next(mark.match for mark in all_marks() if mark.name == "exception"))
-
-
 class _Kept:
     """The first and the last events of each kind of one source."""
 
-    def __init__(self, last: int) -> None:
-        self._last = last
-        self._counter = itertools.count()
-        self._first: defaultdict[str, list[tuple[int, LogEvent]]] = defaultdict(list)
-        self._latest: dict[str, deque[tuple[int, LogEvent]]] = {}
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._first: list[LogEvent] = []
+        self._latest: dict[str, deque[LogEvent]] = {}
         self.dropped = 0
 
     def add(self, event: LogEvent) -> None:
-        if len(first := self._first[event.kind]) < KEEP_FIRST:
-            first.append((next(self._counter), event))
+        self._counts[event.kind] += 1
+        if self._counts[event.kind] <= KEEP_FIRST:
+            self._first.append(event)
             return
-        latest = self._latest.setdefault(event.kind, deque(maxlen=self._last))
-        self.dropped += len(latest) == self._last
-        latest.append((next(self._counter), event))
-
-    def complete(self, event: LogEvent) -> None:
-        """Put what a joined line says in the place of what its first part says, which a screen cut."""
-        for index, (order, kept) in enumerate(first := self._first[event.kind]):
-            if kept.line.number == event.line.number and len(kept.values) < len(event.values):
-                first[index] = order, event
-
-    def kinds(self) -> frozenset[str]:
-        return frozenset(self._first)
+        latest = self._latest.setdefault(event.kind, deque(maxlen=KEEP_LAST))
+        self.dropped += len(latest) == KEEP_LAST
+        latest.append(event)
 
     def in_order(self) -> list[LogEvent]:
-        pairs = itertools.chain(*self._first.values(), *self._latest.values())
-        return [event for _, event in sorted(pairs, key=lambda pair: (pair[1].line.number, pair[0]))]
+        return sorted(chain(self._first, *self._latest.values()), key=lambda event: event.line.number)
 
 
-def _read_tail(source: Source, end: bytes, last_line: int, *, is_whole: bool) -> Tail:
+def _read_tail(source: Source, end: bytes, last_line: int) -> Tail:
     """Return the lines of a source's last bytes, of which the last newline ends the line before `last_line`."""
     rows = end.split(b"\n")
     lines = []
@@ -284,4 +228,4 @@ def _read_tail(source: Source, end: bytes, last_line: int, *, is_whole: bool) ->
         state = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, the last one
         if state.strip():
             lines.append(read_line(state, source, number))
-    return Tail(source, tuple(lines), last_line - (rows[-1] == b""), is_whole)
+    return Tail(source, tuple(lines), last_line - (rows[-1] == b""))

@@ -102,11 +102,9 @@ def _prefixes() -> tuple[re.Pattern[str], dict[str, Format]]:
 
 
 def read_prefixes(text: str, writer: LineWriter, *, is_one: bool = False) -> int:
-    """Read the prefixes of a line into `writer`; return where its own text begins.
+    """Read the prefixes of a line without colors into `writer`; return where its own text begins.
 
     Args:
-        text: the line, without colors.
-        writer: gets what the prefixes tell.
         is_one: the source belongs to a single process, so `3: ` is not a prefix.
     """
     table, prefixes = _prefixes()
@@ -147,7 +145,5 @@ def _note(group: str, said: str, writer: LineWriter) -> None:
                 _note(fields[name], value, writer)
     elif group not in _NUMBERS:
         setattr(writer, group, said)
-        if group == "pod" and writer.node is None:
-            writer.node = said
     elif said.isdecimal() and len(said) < 10:
         setattr(writer, group, int(said))

@@ -59,9 +59,7 @@ def find_job_sources(job: str) -> tuple[Source, ...]:
     paths = [path for pattern in patterns for path in find_paths(pattern)]
     if not paths:
         patterns += _usual_patterns(jobs, match[1])
-        task = re.compile(rf"(?:^|[-_.])\d+_{re.escape(match[1])}[-_.]")  # 11_2 is a task of job 11, and not job 2
-        usual = [path for pattern in patterns for path in find_paths(pattern)]
-        paths = [path for path in usual if not task.search(path.rpartition("/")[2])]
+        paths = [path for pattern in patterns for path in find_paths(pattern)]
     paths = [path for path in paths if not os.path.isdir(path)]  # noqa: PTH112
     paths += [str(folder) for folder in folders if os.path.isdir(folder)]  # noqa: PTH112  (never raises)
     here = f"{Path.cwd()}/"
@@ -97,16 +95,11 @@ def _patterns(job: JobState) -> list[str]:
 
 
 def _recorded_names(job_id: str) -> list[str]:
-    """Return the output patterns from accounting: a field since SLURM 24.05, in the command line since 21.08."""
-    for fields in ("StdOut,StdErr", "SubmitLine"):
-        ran = run_command(
-            ["sacct", "-n", "-P", f"--delimiter={_FIELD}", "-o", fields, "-j", job_id], deadline_s=SACCT_DEADLINE_S
-        )
-        rows = ran.stdout.splitlines() if ran.rc == 0 else []
-        words = [word for row in rows for word in map(str.strip, row.split(_FIELD)) if word]
-        if found := find_outputs("\n".join(words)) if fields == "SubmitLine" else words:
-            return list(dict.fromkeys(found))
-    return []
+    """Return the output patterns from accounting, which has them since SLURM 24.05."""
+    asked = ["sacct", "-n", "-P", f"--delimiter={_FIELD}", "-o", "StdOut,StdErr", "-j", job_id]
+    ran = run_command(asked, deadline_s=SACCT_DEADLINE_S)
+    rows = ran.stdout.splitlines() if ran.rc == 0 else []
+    return [word for row in rows for word in map(str.strip, row.split(_FIELD)) if word]
 
 
 def find_outputs(script: str) -> list[str]:

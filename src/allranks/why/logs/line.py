@@ -56,8 +56,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     has_date: bool
     pod: str | None = None
     """The pod that wrote it, where a collector of a Kubernetes cluster names it."""
-    container: str | None = None
-    """Name or id of the container; an id may be the node, too, if nothing else names it."""
     is_of_task: bool = False
     """Whether its rank is the number that srun gives its task, which may be an agent of several ranks."""
 
@@ -78,13 +76,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_line(raw: bytes, source: Source, number: int) -> Line:
-    """Parse one segment of a line.
-
-    Args:
-        raw: its bytes; only the first 32 KiB or so are used.
-        source: its file; its path tells what the line does not.
-        number: number of the physical line.
-    """
+    """Parse one segment of a line: at most its first 32 KiB. The path of its source tells what the line does not."""
     is_one = source.rank is not None or source.local_rank is not None
     text, writer, is_of_task, (time, has_year, has_date) = _read_segment(raw[:_MAX_RAW], is_one=is_one)
     rank = writer.rank if writer.rank is not None else source.rank
@@ -101,7 +93,6 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
         has_year=has_year,
         has_date=has_date,
         pod=writer.pod,
-        container=writer.container,
         is_of_task=is_of_task,
     )
 
@@ -152,9 +143,11 @@ def _may_be_rank(task: int, writer: LineWriter) -> bool:
 # --- Headers of the program itself ---------------------------------------------------------------------------------
 
 _CONTAINER = re.compile(r"(?=.*\d)[0-9a-f]{12}")
-# The rank that a message gives as its own, by the text before and after it.
-_MESSAGE_RANK = re.compile(r"[Rr](?:ank|ANK)[ :=]{0,2}(\d{1,6})(?=(\])|( ?[:|]| - )|\D|$)")
-_GIVEN_TO_SPEAKER = ("GLOBAL_", "process group for ", "to store for ")
+_RANK = r"[Rr](?:ank|ANK)[ :=]{0,2}(\d{1,6})"
+_MESSAGE_RANK = re.compile(
+    rf"\[(PG[^][]*)?{_RANK}\]|(?:GLOBAL_|process group for |to store for ){_RANK}(?!\d)|(?:^|\] ){_RANK}(?: ?[:|]| - )"
+)
+"""The rank that a message gives as its own; first, the process group that numbers it."""
 _IS_DEFAULT_GROUP = re.compile(r"PG (?:ID )?0\b|.*default_pg")
 
 
@@ -167,25 +160,11 @@ def _read_header(head: str, writer: LineWriter) -> None:
             writer.device = int(device) if 0 <= int(device) <= _MAX_DEVICE else None
         if node := said.get("node"):  # the most reliable name, unless it is the id of a container
             setattr(writer, "container" if _CONTAINER.fullmatch(node) else "node", node)
-    if "ank" in head or "RANK" in head:
-        _read_message_rank(head, writer)
-
-
-def _read_message_rank(head: str, writer: LineWriter) -> None:
-    for match in _MESSAGE_RANK.finditer(head):
-        at = match.start()
-        group = ""
-        if match[2] and (opening := head.rfind("[", 0, at)) >= 0 and "]" not in head[opening:at]:
-            group = head[opening + 1 : at]
-            is_own = not group or group.startswith("PG")
-        elif head.endswith(_GIVEN_TO_SPEAKER, 0, at):
-            is_own = True
-        else:
-            is_own = bool(match[3]) and (at == 0 or head.endswith("] ", 0, at))
-        if is_own and (rank := int(match[1])) <= MAX_RANK:
+    if ("ank" in head or "RANK" in head) and (match := _MESSAGE_RANK.search(head)):
+        group, *ranks = match.groups()
+        if (rank := int(next(filter(None, ranks)))) <= MAX_RANK:
             writer.message_rank = rank
             writer.is_message_global = not group or bool(_IS_DEFAULT_GROUP.match(group))
-            return
 
 
 def _find_header(head: str) -> re.Match[str] | None:

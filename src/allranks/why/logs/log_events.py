@@ -80,8 +80,6 @@ class Tail(msgspec.Struct, frozen=True, gc=False):
     """Its last lines that are not empty; of a progress bar, the last state. The first may be cut."""
     num_lines: int
     """Size of the whole source."""
-    is_whole: bool
-    """Whether the lines are the whole source."""
 
 
 @dataclass(frozen=True)

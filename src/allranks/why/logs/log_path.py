@@ -31,16 +31,11 @@ _OTHER_RANKS = frozenset((
     "expert", "machine", "agent", "local",
 ))  # fmt: skip
 _LOCAL_RANK = re.compile(r"(?<![a-z])local[_.-]?rank[_.=-]?(\d{1,4})(?![0-9a-z])", re.IGNORECASE)
-_WORKER = re.compile(r"(?<![a-z0-9-])worker_(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
 _TASK = re.compile(r"\d{2,}(?:_\d+)?_(\d{1,6})_log\.(?:out|err)(?:\.gz|\.zst)?")  # submitit: %j_%t_log.out
 _NODE = re.compile(rf"(?<![a-z0-9-])(?:{HOST}|node_\d{{1,6}})(?![a-z0-9]|-\d)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?!\d)")
 _JOB = re.compile(r"^(?:slurm[a-z]*[-_.])?(?:\d+[-_.])*", re.IGNORECASE)
-_KERNEL = re.compile(
-    r"^(?P<before>[A-Za-z][\w-]*\d[\w-]*)[._](?:dmesg|kern|messages|syslog)\b"
-    r"|^(?:dmesg|kern|messages|syslog)[._-](?P<after>[A-Za-z][\w-]*\d[\w-]*)",
-    re.IGNORECASE,
-)
+_KERNEL = re.compile(r"([A-Za-z][\w-]*\d[\w-]*)[._](?:dmesg|kern|messages|syslog)\b", re.IGNORECASE)
 """A file of the kernel's messages is named after its node, whatever that is called."""
 _PARENTS = 3
 """Number of directories above a file that may name its rank; those further up belong to something else."""
@@ -63,7 +58,7 @@ def read_path(path: str) -> tuple[str | None, int | None, int | None, int | None
         rank = own_rank if rank is None else rank
         local_rank = own_local_rank if local_rank is None else local_rank
     if node is None and (match := _KERNEL.match(name)):
-        node = match["before"] or match["after"]
+        node = match[1]
     return node, rank if rank is None or rank <= MAX_RANK else None, local_rank, attempt
 
 
@@ -79,5 +74,5 @@ def _rank_of(part: str) -> int | None:
     for match in _RANK.finditer(part):
         if (match[1] or "").lower() not in _OTHER_RANKS:
             return int(match[2])
-    found = _WORKER.search(part) or _TASK.fullmatch(part)
+    found = _TASK.fullmatch(part)
     return int(found[1]) if found else None

@@ -12,8 +12,9 @@ and the message must follow, unless the log ends there. `report/text.py` prints 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
@@ -31,11 +32,10 @@ KIND = "printed"
 """The kind of event of a first line."""
 
 _SEVERITY = {"✗": Severity.FAIL, "x": Severity.FAIL, "⚠": Severity.WARN, "!": Severity.WARN}
-_STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:\d\d):? "
 _TIME = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d[.,\d]*|\d{13}(?=\t)")
 """What differs in the prefixes of two lines of one writer."""
 HEAD = (
-    rf"^(?:{_STAMP})?(?P<mark>[✗⚠x!]) (?P<cause>AR\d{{3}} [a-z0-9-]+)(?:   (?P<who>\S.{{0,400}}?))??"
+    r"^(?P<mark>[✗⚠x!]) (?P<cause>AR\d{3} [a-z0-9-]+)(?:   (?P<who>\S.{0,400}?))??"
     r" {3,}(?P<confidence>certain|likely|undecided)(?: between .{1,200})?$"
 )
 """The first line of a finding."""
@@ -44,9 +44,9 @@ _EVIDENCE = re.compile(rf"^  seen (.*(?:\n{_MORE}.*)*)(?:\n  log  (.*))?", re.MU
 _WAITED = "waited for it: "
 _VICTIMS = "others waited for it or were ended: "
 _NOTE = re.compile(r"  (?P<note>(?:all )?\d+ ranks failed alike|(?:perhaps )?also by (?:itself|themselves): .*)")
-_NAME = re.compile(r"[A-Za-z0-9][\w.\[\],-]*(?: (?:or|\|) [A-Za-z0-9][\w.\[\],-]*)?")
+_NAME = re.compile(r"[A-Za-z0-9][\w.@:\[\],-]*(?: (?:or|\|) [A-Za-z0-9][\w.\[\],-]*)?")
+"""Of a node, several nodes, or an interface."""
 _FILE = re.compile(r"\.\w{1,4}:\d+$")
-_INTERFACE = re.compile(r"[A-Za-z0-9][\w.@:-]{0,15}")
 _RANKS = re.compile(r"ranks? (?P<ranks>\d{1,6}(?:[,-]\d{1,6})*)")
 
 
@@ -71,15 +71,12 @@ def scan_pattern(causes: Iterable[Cause]) -> str:
 
 
 def read_printed(line: Line, data: bytes, place: int) -> Printed | None:
-    """Return the finding that begins with a line; None if it is none of allranks'.
+    """Return the finding that begins with a line at a place of `data`; None if it is none of allranks'.
 
-    Args:
-        line: its first line.
-        data: a part of the log; a report that goes on behind it is read as if the log ended there.
-        place: where in `data` the line is.
+    A report that goes on behind `data` is read as if the log ended there.
     """
     head = re.match(HEAD, line.text)
-    if head is None or head["mark"] not in _SEVERITY:
+    if head is None:
         return None
     begin = data.rfind(b"\n", 0, place) + 1
     first, *following = data[begin : begin + MAX_BYTES].decode(errors="replace").split("\n")[: MAX_LINES + 1]
@@ -91,10 +88,7 @@ def read_printed(line: Line, data: bytes, place: int) -> Printed | None:
 
 def _prefix(first: str, text: str) -> re.Pattern[str]:
     """Return what launchers put before each line, as in the first one: `3: `, `[node03 r0] `, a time."""
-    parts = [clean for part in first.split("\r") if text in (clean := strip_control(part))]
-    before = parts[-1].partition(text)[0] if parts else ""
-    if stamp := re.match(_STAMP, text):
-        before += stamp[0]
+    before = strip_control(first).rpartition(text)[0]
     fixed = map(re.escape, _TIME.split(before))
     return re.compile(f"(?:{_TIME.pattern})".join(fixed))
 
@@ -124,10 +118,10 @@ def _read_finding(head: re.Match[str], body: list[str]) -> Finding:
     cause = find_cause(head["cause"])
     text = "\n".join(body[1:])
 
-    def said(label: str) -> list[str]:
-        return re.findall(f"(?m)^  {label}(.*)", text)
+    def said(label: str) -> str:
+        return " ".join(re.findall(f"(?m)^  {label}(.*)", text))
 
-    node, interface, ranks, subject = read_culprit((head["who"] or "").strip())
+    node, interface, ranks, subject = read_culprit(head["who"] or "")
     return Finding(
         cause=cause.label,
         severity=_SEVERITY[head["mark"]],
@@ -141,41 +135,32 @@ def _read_finding(head: re.Match[str], body: list[str]) -> Finding:
             Evidence(seen=seen.replace("\n" + _MORE, "\n"), source=source or None)
             for seen, source in _EVIDENCE.findall(text)
         ),
-        fix=" ".join(said("fix  ")) or None,
-        ask=" ".join(said("next ")) or None,
+        fix=said("fix  ") or None,
+        ask=said("next ") or None,
         notes=tuple(match["note"] for line in body if (match := _NOTE.fullmatch(line))),
-        victims=tuple(rank for ranks in said(_VICTIMS) for rank in _unfold(ranks)),
-        waiting=next(iter(said(_WAITED)), None),
+        victims=_unfold(said(_VICTIMS)),
+        waiting=said(_WAITED) or None,
     )
 
 
 def read_culprit(who: str) -> tuple[str | None, str | None, tuple[int, ...], str | None]:
-    """Return node, interface, ranks and subject of a first line.
+    """Return node, interface, ranks and subject of a first line: names stand first.
 
     >>> read_culprit("node03 · ens1f1")
     ('node03', 'ens1f1', (), None)
     >>> read_culprit("vm - ranks 0-2 - train.py:6")
     ('vm', None, (0, 1, 2), 'train.py:6')
     """
-    parts = [part for part in re.split(r" [·-] ", who) if part]
-    node = interface = subject = None
-    ranks: tuple[int, ...] = ()
-    place = next((i for i, part in enumerate(parts) if _RANKS.fullmatch(part)), None)
-    before, after = (parts, []) if place is None else (parts[:place], parts[place + 1 :])
-    if place is not None:
-        ranks = tuple(_unfold(parts[place]))
-    if before and _NAME.fullmatch(before[0]) and not _FILE.search(before[0]):
-        node = before.pop(0)
-    if before and _INTERFACE.fullmatch(before[0]) and not _FILE.search(before[0]):
-        interface = before.pop(0)
-    if rest := [*before, *after]:
-        subject = " · ".join(rest)
-    return node, interface, ranks, subject
+    parts = [part for part in re.split(r" [·-] ", who.strip()) if part]
+    names = list(takewhile(lambda part: _NAME.fullmatch(part) and not _FILE.search(part), parts))[:2]
+    node, interface = [*names, None, None][:2]
+    rest = parts[len(names) :]
+    ranks = _unfold(next(filter(_RANKS.fullmatch, rest), ""))
+    return node, interface, ranks, " · ".join(part for part in rest if not _RANKS.fullmatch(part)) or None
 
 
-def _unfold(text: str) -> Iterator[int]:
+def _unfold(text: str) -> tuple[int, ...]:
     """Return the ranks of `ranks 0-2,5`, as `report/text.py` folds them."""
-    if match := _RANKS.fullmatch(text):
-        for part in match["ranks"].split(","):
-            first, _, last = part.partition("-")
-            yield from range(int(first), int(last or first) + 1)
+    match = _RANKS.fullmatch(text)
+    runs = [part.partition("-") for part in match["ranks"].split(",")] if match else []
+    return tuple(rank for first, _, last in runs for rank in range(int(first), int(last or first) + 1))

@@ -1,10 +1,10 @@
 """The bytes of a log, in chunks of whole lines, for any compression and any size.
 
     for chunk in read_chunks(source):
-        chunk.data, chunk.first_line, chunk.offset
+        chunk.data, chunk.first_line
 
 Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes,
-logs of JSON objects (`records.py`), what was pasted (`pasted.py`).
+logs of JSON objects (`records.py`).
 Memory is a few chunks, for any size; zstd's window may add 128 MiB. Of a damaged or truncated file, the readable part
 is read, and `problems` gets a line about the rest.
 """
@@ -12,7 +12,6 @@ is read, and `problems` gets a line about the rest.
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import itertools
 import os
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
-from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.records import find_json
 
 if TYPE_CHECKING:
@@ -36,7 +34,6 @@ UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 CHUNK_BYTES = 2 << 20
 """With 4 MiB, the memory allocator gives each chunk back to the kernel, which costs a quarter of the rate."""
 OVERLAP_BYTES = 4 << 10
-BEFORE_BYTES = 1 << 15
 _SHORT_PART_BYTES = 1 << 12
 _SAMPLE_BYTES = 1 << 10
 _SHORT_LINES = 32
@@ -65,17 +62,8 @@ class Chunk:
     with the last OVERLAP_BYTES before the cut."""
     first_line: int
     """Number of its first line, from 1. Only a newline ends a line."""
-    offset: int
-    """Position of data[0] in the stream, unpacked and in UTF-8."""
-    before: bytes = b""
-    """The last BEFORE_BYTES of the chunk before, decoded: what a line means may stand there."""
     _counted: tuple[int, int] = field(default=(0, 0), repr=False)
     """A position, and the number of newlines before it."""
-
-    def until(self, position: int, size: int) -> bytes:
-        """Return so many bytes before data[position], fewer if they are more than BEFORE_BYTES before the chunk."""
-        begin = position - size
-        return self.data[begin:position] if begin >= 0 else self.before[begin:] + self.data[:position]
 
     def number_at(self, position: int) -> int:
         """Return the number of the line that contains data[position]; each byte is counted once if positions rise."""
@@ -127,29 +115,30 @@ def read_head(path: str, size: int) -> bytes:
     Raises:
         OSError: it cannot be read.
     """
-    with open(path, "rb") as file:  # noqa: PTH123
-        return _open_stream(file, lambda _: None).read(size)
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+        head = file.read(size)
+    if not head.startswith((GZIP_MAGIC, ZSTD_MAGIC, *UTF16_MARKS)):
+        return head  # at once: there may be thousands
+    return _open_stream(io.BufferedReader(io.BytesIO(head)), lambda _: None).read(size)
 
 
 def _cut(stream: io.BufferedReader, block_bytes: int) -> Iterator[Chunk]:
-    """Split a stream into chunks; decode their lines as the first one shows: JSON objects, a margin.
+    """Split a stream into chunks; decode their lines if the first ones are JSON objects.
 
     A small file is read at once: joining its blocks would take longer than reading them.
     """
     decode: Callable[[bytes], bytes] | None = None
     blocks = iter(partial(stream.read, block_bytes), b"")
-    overlap = before = first = b""
-    offset, line = 0, 1
+    overlap = first = b""
+    line = 1
     while parts := list(itertools.islice(blocks, CHUNK_BYTES // block_bytes)):
         data = b"".join(filter(None, (overlap, *parts, stream.readline(_BLOCK_BYTES))))
         first = first or data  # kept: else the allocator gives pages back after each chunk, 8% of the rate
-        decode = decode or find_json(data) or find_margin(data) or bytes
-        chunk = Chunk(decode(data), line, offset - len(overlap), before)
+        decode = decode or find_json(data) or bytes
+        chunk = Chunk(decode(data), line)
         yield chunk
         line = chunk.number_at(len(chunk.data))
-        offset = chunk.offset + len(data)
         overlap = b"" if data.endswith(b"\n") else data[-OVERLAP_BYTES:]
-        before = chunk.data[-BEFORE_BYTES:]
 
 
 # --- Compression ---------------------------------------------------------------------------------------------------
@@ -200,12 +189,9 @@ def _unpack(
             # Files may be concatenated; tapes and some file systems pad.
             while block := block.lstrip(b"\0") if unpacker.eof else block:
                 unpacker = new() if unpacker.eof else unpacker
-                before: Any = unpacker.copy() if name == "gzip" else None
                 yield unpacker.decompress(block)
                 block = unpacker.unused_data
     except (zlib.error, zstandard.ZstdError) as exc:
-        with contextlib.suppress(zlib.error):  # zlib returns nothing from a failed call
-            yield from (before.decompress(block[at : at + 1]) for at in range(len(block) if before else 0))
         note(f"its {name} data is damaged, the rest was not read: {exc}")
         return
     if not unpacker.eof:

@@ -54,10 +54,8 @@ def find_json(data: bytes) -> Callable[[bytes], bytes] | None:
     first = objects[0]
     inside = [key for key in known.nested if isinstance(first.get(key), Mapping)]
     places = [(None, key) for key in first] + [(outer, key) for outer in inside for key in first[outer]]
-    told: dict[str, tuple[str | None, str]] = {}
-    for outer, key in places:
-        if (field := known.fields.get(key)) is not None:
-            told.setdefault(field, (outer, key))
+    fields = known.fields
+    told = {fields[key]: (outer, key) for outer, key in reversed(places) if key in fields}  # the first place counts
     who = [(field, *told[field]) for field in known.who if field in told]  # in the order of the prefix `record`
 
     def render(line: bytes) -> bytes:

@@ -34,18 +34,14 @@ def to_hyperscan(pattern: str) -> str:
             place -= 1
             depth += (parts[place] == ")") - (parts[place] == "(")
         del parts[place:]
-    closing = 0
-    while len(parts) > closing + 1:
-        if parts[-1 - closing] == ")":
-            closing += 1
+    place = len(parts) - 1
+    while place > 0 and (parts[place] == ")" or (_QUANTIFIER.fullmatch(parts[place]) and _is_class(parts[place - 1]))):
+        if parts[place] == ")":
+            place -= 1
             continue
-        place = len(parts) - 1 - closing
-        if not _QUANTIFIER.fullmatch(parts[place]) or not _is_class(parts[place - 1]):
-            break
         least = _least(parts[place])
         parts[place - (least == 0) : place + 1] = [f"{{{least}}}"] if least > 1 else []
-        if least:
-            break
+        place = 0 if least else place - 2
     return "".join(parts)
 
 

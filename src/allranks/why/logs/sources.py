@@ -93,6 +93,8 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
             found = [Source(STDIN, None, None, None, None, None, 0)]
         else:
             is_pattern = not os.path.lexists(target)
+            if is_pattern and "**" in target:
+                raise UsageError(f"{target}: ** is no pattern here; name a directory, all logs below it are read")
             paths = find_paths(target) if is_pattern else [target]
             if not paths and not glob.has_magic(target):
                 expected = "expected logs, a directory, a pattern, '-' or a job id"
@@ -131,20 +133,8 @@ def list_jobs(sources: Iterable[Source]) -> list[str]:
 
 def find_paths(pattern: str) -> list[str]:
     """Return the paths that match a pattern and exist, in the order of their numbers, links last."""
-    found = set(_expand(re.sub(r"(^|/)\*\*$", r"\1**/*", pattern)))
+    found = glob.glob(pattern)  # noqa: PTH207  (absolute ones, too)
     return sorted(filter(os.path.exists, found), key=lambda path: (os.path.islink(path), natural_key(path)))  # noqa: PTH114
-
-
-def _expand(pattern: str) -> Iterator[str]:
-    """Yield the paths that match; `**/` is any number of folders, but no links, which may lead in circles."""
-    parts = re.fullmatch(r"(?s)(|.*?/)\*\*/(.*)", pattern)
-    if parts is None:
-        yield from glob.glob(pattern)  # noqa: PTH207  (absolute ones, too)
-        return
-    for top in glob.glob(parts[1]) if parts[1] else ["."]:  # noqa: PTH207
-        for folder, folders, _ in os.walk(top):
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            yield from _expand(glob.escape(inside(folder)) + parts[2])
 
 
 def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
@@ -178,45 +168,33 @@ def inside(folder: str) -> str:
 
 
 def walk(top: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield regular files below a directory, each folder once; at the end, what cannot be listed.
+    """Yield regular files below a directory, each folder once, and folders that cannot be listed.
 
-    Links come after all folders, so that files keep their own names. Thousands of files are looked at: the kernel tells
-    with the names what is a file, a folder or a link.
+    In a folder, links come last, so that what stands beside them keeps its own name. Thousands of files are looked at:
+    the kernel tells with the names what is a file, a folder or a link.
     """
     seen: set[tuple[int, int]] = set()
-    failed: list[str] = []  # the error is reported when it is read
-    links = [top]
-    for start in links:  # which grows
-        folders = [start]
-        while folders:
-            folder = folders.pop()
-            before = inside(folder)
-            try:
-                status = os.stat(folder)  # noqa: PTH116
-                known = (status.st_dev, status.st_ino) in seen
-                entries = [] if known else [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
-            except OSError:
-                failed.append(folder)
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            below = [entry for entry in entries if _is(entry.is_dir) and entry.name not in NO_LOGS_BELOW]
-            below.sort(key=lambda entry: natural_key(entry.name), reverse=True)
-            links += [before + entry.name for entry in reversed(below) if entry.is_symlink()]
-            folders += [before + entry.name for entry in below if not entry.is_symlink()]
-            files = [entry for entry in entries if _is(entry.is_file) and is_wanted(before + entry.name)]
-            for entry in sorted(files, key=lambda entry: (entry.is_symlink(), natural_key(entry.name))):
-                with contextlib.suppress(OSError):  # removed since
-                    yield before + entry.name, entry.stat()
-    for folder in failed:
-        yield folder, None
-
-
-def _is(kind: Callable[[], bool]) -> bool:
-    """Whether an entry of a folder is of a kind; a link that leads to itself is of none."""
-    try:
-        return kind()
-    except OSError:
-        return False
+    folders = [top]
+    while folders:
+        folder = folders.pop()
+        before = inside(folder)
+        try:
+            status = os.stat(folder)  # noqa: PTH116
+            known = (status.st_dev, status.st_ino) in seen
+            entries = [] if known else [entry for entry in os.scandir(folder) if not entry.name.startswith(".")]
+        except OSError:
+            yield folder, None  # the error is reported when it is read
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        below: list[str] = []
+        for entry in sorted(entries, key=lambda entry: (entry.is_symlink(), natural_key(entry.name))):
+            path = before + entry.name
+            with contextlib.suppress(OSError):  # a link that leads to itself, a file that was removed since
+                if entry.is_dir():
+                    below += [path] if entry.name not in NO_LOGS_BELOW else []
+                elif entry.is_file() and is_wanted(path):
+                    yield path, entry.stat()
+        folders += reversed(below)
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:

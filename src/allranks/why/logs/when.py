@@ -13,7 +13,8 @@ from functools import cache, lru_cache
 from itertools import islice
 
 _CLOCK = re.compile(
-    r"(?<!\d)(\d\d):([0-5]\d):([0-5]\d|60)(?:[.,](\d{1,9}))?(?: ?(Z|[+-](?:0\d|1[0-4]):?[0-5]\d)(?!\d))?(?!\d|:\d)"
+    r"(?<!\d)([01]\d|2[0-3]):([0-5]\d):([0-5]\d|60)(?:[.,](\d{1,9}))?"
+    r"(?: ?(Z|[+-](?:0\d|1[0-4]):?[0-5]\d)(?!\d))?(?!\d|:\d)"
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # Dates directly before the time of day. Order matters: a date with a year before one without.
@@ -37,17 +38,13 @@ _MAX_CLOCKS = 3
 def find_time(head: str, start: int) -> tuple[float | None, bool, bool]:
     """Return the first time with a year; else the first without one, else a time of day at the start of the message.
 
-    Args:
-        head: launchers' prefixes and a program's header.
-        start: end of the prefixes.
+    `head` are launchers' prefixes, which end at `start`, and a program's header.
     """
     best: tuple[float | None, bool, bool] = (None, False, False)
     if head.count(":") < 2:
         return best
     for clock in islice(_find_clocks(head), _MAX_CLOCKS):
         hours, minutes, seconds, fraction, zone = clock.groups()
-        if hours > "23":
-            continue
         at = clock.start()
         of_day = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
         of_day_s = of_day + float(f"0.{fraction}") if fraction else float(of_day)
