@@ -93,10 +93,6 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     end = story.culprits[0].fact if story.culprits else None
     if found and end is not None and end.kind is FactKind.ENDED and end.code and (words := find_words(logs, end.who)):
         found[0] = replace(found[0], message=words.text.strip(), evidence=(place_of(words), *found[0].evidence))
-    is_certain = bool(found) and found[0].confidence is Confidence.CERTAIN
-    if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
-        found[0] = replace(found[0], confidence=Confidence.LIKELY)
-        notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     ended = (fact for fact in facts if fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(fact.cause).traits)
