@@ -182,19 +182,24 @@ def _read_tasks(logs: Logs) -> Iterator[_End]:
 
 
 def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
-    """Return the exceptions by which processes ended, where neither a launcher nor several ranks write."""
+    """Return the exceptions by which processes ended, in files where neither a launcher nor several ranks write."""
     ends: defaultdict[str, list[_End]] = defaultdict(list)
-    lines = chain((event.line for event in logs.events), *(tail.lines for tail in logs.tails))
-    if any(logs.of(*_OF_LAUNCHERS)) or any(line.rank is not None or _SEVERAL.search(line.text) for line in lines):
+    if any(logs.of(*_OF_LAUNCHERS)):
         return ends
+    lines = chain((event.line for event in logs.events), *(tail.lines for tail in logs.tails))
+    of_ranks = {line.source.shown for line in lines if line.rank is not None or _SEVERAL.search(line.text)}
     uncaught = find_uncaught(logs)
     script: str | None = None
-    for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
+    for event in logs.of("frame", "exception", "chained"):
         own = ends[event.line.source.shown]
         if event.kind == "frame":
             script = script or event.values["file"]
         elif event.kind == "exception":
-            if script is not None and uncaught.get((event.line.writer, event.line.text)):
+            if (
+                script is not None
+                and event.line.source.shown not in of_ranks
+                and (event.line.writer, event.line.text) in uncaught
+            ):
                 own.append(_End(event.line, script, {"": event.line.text}))
             script = None
         elif event.kind == "chained" and own:

@@ -213,7 +213,7 @@ def _of_roots(
     for fact in effects if not culprit else ():  # what the same fault did elsewhere may tell whose it is
         if fact.cause == cause.name and {fact.kind, first.fact.kind} <= _FAULTS:
             culprit |= describe(fact.who) | Culprit(things=fact.things)
-    is_node = first.fact.kind is FactKind.MISSING and reader.people.are_all_of_node(culprit.ranks)
+    is_node = first.fact.kind is FactKind.MISSING and reader.people.may_be_node(culprit.ranks)
     victims = _victims(facts) | frozenset(story.victims)
     conclusion = Conclusion(
         cause=cause,

@@ -192,8 +192,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         is_logged = not is_of_script or (known.user_frame is None and not reader.may_end(line))  # by a library
         has_steps_below = line.number < steps.get(line.source.shown, 0)
         has_gone_on = is_logged and has_steps_below
-        may_go_on = has_gone_on or (has_steps_below and not (has_ends or reader.is_uncaught(line)))
-        is_last_word = reader.is_uncaught(line) or (bool(who) and (has_ends or not has_steps_below))
+        may_go_on = has_gone_on or (has_steps_below and not (has_ends or reader.may_end(line)))
+        is_last_word = reader.may_end(line) or (bool(who) and (has_ends or not has_steps_below))
         is_sure = is_told and is_last_word and not (is_caught or has_gone_on)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.UNDECIDED if has_gone_on else Confidence.LIKELY
@@ -203,7 +203,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
                 line,
                 more=[frame.line] if frame else [],
                 who=who,
-                when=reader.time_of(line),
+                when=reader.times.of(line),
                 cause=cause.name,
                 confidence=confidence if known.kind else Confidence.UNDECIDED,
                 alternatives=() if is_sure else cause.also,
