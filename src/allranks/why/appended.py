@@ -191,19 +191,15 @@ def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
     uncaught = find_uncaught(logs)
     script: str | None = None
     for event in logs.of("frame", "exception", "chained"):
-        own = ends[event.line.source.shown]
+        line, own = event.line, ends[event.line.source.shown]
         if event.kind == "frame":
             script = script or event.values["file"]
-        elif event.kind == "exception":
-            if (
-                script is not None
-                and event.line.source.shown not in of_ranks
-                and (event.line.writer, event.line.text) in uncaught
-            ):
-                own.append(_End(event.line, script, {"": event.line.text}))
-            script = None
         elif event.kind == "chained" and own:
             own.pop()
+        elif event.kind == "exception":
+            if script is not None and line.source.shown not in of_ranks and (line.writer, line.text) in uncaught:
+                own.append(_End(line, script, {"": line.text}))
+            script = None
     return ends
 
 

@@ -54,20 +54,16 @@ class Attempts:
         return sum(when is not None and not when.is_before(start) for start in self._starts)
 
     def _read_launchers(self, logs: Logs) -> set[str]:
-        """Note the starts of which launchers tell, and return the files in which they do."""
-        left: dict[tuple[str, str | None], str] = {}  # by file and node
-        begun: set[str] = set()
+        """Note the starts of which launchers tell, each node's agent in its own words, and return their files."""
+        told: dict[tuple[str, str | None], str] = {}  # by file and node, the last word
         for event in logs.of("begun", ANEW):
             line, again = event.line, RESTART.search(event.line.text)
-            shown, agent = line.source.shown, line.node
-            is_told = again is not None and left.get((shown, agent)) == again[0]  # each node's agent tells it
-            if (again and not is_told) or (event.kind == "begun" and shown in begun):
-                self._note(line, agent)
-            if again:
-                left[shown, agent] = again[0]
+            writer, word = (line.source.shown, line.node), again[0] if again else line.text
             if again or event.kind == "begun":
-                begun.add(shown)
-        return begun
+                if told.get(writer) != word and (again or writer in told):
+                    self._note(line, line.node)
+                told[writer] = word
+        return {shown for shown, _ in told}
 
     def _note(self, line: Line, node: str | None = None) -> None:
         """Note that a start begins with a line; in several files the same ones do."""

@@ -66,15 +66,15 @@ class People:
 
     def know(self, who: Who) -> Who:
         """Return a process with all that is known of it."""
-        if (found := self._known.get(who)) is None:
-            found = self._known[who] = self._know(who)
-        return found
-
-    def _know(self, who: Who) -> Who:
+        if (full := self._known.get(who)) is not None:
+            return full
         known = next((self.found[handle] for handle in _handles(who) if handle in self.found), None)
         node = who.node or (self.node_of_address.get(who.address) if who.address else None)
-        who = replace(who, node=node) if node != who.node else who
-        return who if known is None or _differ(who, known) else who | known
+        full = replace(who, node=node)
+        if known is not None and not _differ(full, known):
+            full |= known
+        self._known[who] = full
+        return full
 
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
