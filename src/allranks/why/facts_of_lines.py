@@ -275,11 +275,6 @@ class FactReader:
             return self.people.know(announced or Who(rank=0))
         return speaker
 
-    def speakers_of(self, line: Line) -> list[Who]:
-        """Return the writer of a line, or all that its parent announced before it."""
-        speaker, announced = self.speaker_of(line), self.people.all_announced(line)
-        return announced if speaker in announced else [speaker]
-
     def _who(self, line: Line, said: Said, names: Sequence[Who]) -> list[Who]:
         """Return whom a line is about: what it names, which its writer completes if it speaks of itself."""
         if said is Said.SELF:

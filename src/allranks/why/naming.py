@@ -33,6 +33,7 @@ _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
 _OF_OTHERS = frozenset((SIGTERM, SIGABRT))
 """Signals by which the failure of another process may end one."""
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
+_NUMBERS = re.compile(r"[0-9]+")
 T = TypeVar("T")
 MAX_BESIDE = 8
 MAX_THINGS = 6
@@ -55,7 +56,10 @@ def name_somebody(
     culprit, confidence = conclusion.culprit, conclusion.confidence
     own = [fact for fact in explained if fact.who.rank is not None and fact.signal not in _OF_OTHERS]
     own = [fact for fact in own if _may_be_its(fact, facts)]
-    if own and not culprit.ranks and any(fact.kind in _OWN for fact in facts):
+    is_of_all = not any(fact.who for fact in facts) and _count_alike(facts, logs) >= len(own) > 1
+    if is_of_all:  # each in its own time
+        culprit = replace(culprit, ranks=(), nodes=())
+    if own and not culprit.ranks and not is_of_all and any(fact.kind in _OWN for fact in facts):
         first = min(own, key=lambda end: not end.is_first_observed)
         if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
             culprit |= describe(first.who, with_process=True)
@@ -78,6 +82,14 @@ def name_somebody(
     culprit = reduce(or_, there, Culprit()) | culprit
     victims = conclusion.victims.difference(culprit.ranks)
     return replace(conclusion, culprit=culprit, confidence=confidence, victims=victims)
+
+
+def _count_alike(facts: Sequence[Fact], logs: Logs) -> int:
+    """Return how often the one exception was raised that these facts tell; if they tell none, the only one there is."""
+    told = {_NUMBERS.sub("", place.text) for fact in facts for place in fact.places}
+    raised = [_NUMBERS.sub("", event.line.text) for event in logs.of("exception")]
+    alike = [text for text in raised if text in told] or raised
+    return len(alike) if len(set(alike)) == 1 else 0
 
 
 def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:

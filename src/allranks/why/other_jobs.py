@@ -61,7 +61,7 @@ def _with_reports(logs: Logs, named: frozenset[tuple[str, int]]) -> frozenset[tu
     """Return these lines, and of those that name a job by a cgroup all others of the kernel's report.
 
     A report begins with who asked for memory. Then one line has the cgroup with the job's id, and on newer kernels the
-    killed process, which the last line names.
+    killed process, which the last line names; another process is another report's.
     """
     reports: list[list[LogEvent]] = []
     for event in logs.events if named else ():
@@ -70,7 +70,8 @@ def _with_reports(logs: Logs, named: frozenset[tuple[str, int]]) -> frozenset[tu
         if is_cgroup or is_end:
             own = reports[-1] if reports and reports[-1][0].line.source == event.line.source else []
             has_cgroup = any(above.kind == _OF_CGROUP for above in own)
-            if not own or (is_cgroup and has_cgroup) or (is_end and "pid" not in event.values):
+            pids = {above.values.get("pid") for above in (*own, event)} - {None}
+            if not own or (is_cgroup and has_cgroup) or (is_end and "pid" not in event.values) or len(pids) > 1:
                 reports.append(own := [])
             own.append(event)
     whole = (report for report in reports if any(event.line.at in named for event in report))

@@ -119,13 +119,6 @@ class People:
             who |= part
         return who
 
-    def all_announced(self, line: Line) -> list[Who]:
-        """Return all whose error a line belongs to: Ray Train tells equal errors once, and names their ranks."""
-        above = [
-            (scope.number, who) for scope, who in self.scopes.get(line.source.shown, ()) if scope.number <= line.number
-        ]
-        return [self.know(who) for number, who in above if number == above[-1][0]]
-
 
 def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     """Collect ranks, nodes and addresses; `ends` are processes as launchers name them when they end."""
@@ -148,11 +141,10 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         },
     )
     for event in logs.of("scope"):
-        scope = event.who | Who(address=event.values.get("address"))
-        ranks = parse_ranks(event.values.get("ranks", "")) or (scope.rank,)
-        people.scopes.setdefault(event.line.source.shown, []).extend(
-            (event.line, replace(scope, rank=rank)) for rank in ranks
-        )
+        ranks = parse_ranks(event.values.get("ranks", ""))
+        rank = ranks[0] if len(ranks) == 1 else None
+        scope = Who(rank=rank, address=event.values.get("address")) | event.who
+        people.scopes.setdefault(event.line.source.shown, []).append((event.line, scope))
     if not people.are_tasks_agents:
         people.rank_of_file = _find_file_ranks(logs)
     told = [*_by_prefix(logs, people), *ends, *_by_message(logs, largest)]

@@ -172,7 +172,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     for traceback in own:
         if by_writer and not traceback.kind and not is_only_begun:
             continue
-        line, whos = traceback.line, reader.speakers_of(traceback.line)
+        line, whos = traceback.line, [reader.speaker_of(traceback.line)]
         who = whos[0]
         same = by_writer.setdefault(process := _name_process(line, reader), [])
         is_again = bool(same) and same[0].headline == traceback.headline and not who.is_process
