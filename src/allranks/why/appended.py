@@ -52,17 +52,17 @@ class FurtherRun(NamedTuple):
     """How the one above ended, in words."""
 
 
-class _End(msgspec.Struct, frozen=True):
+class _End(msgspec.Struct):
     """An end that several lines tell: of a run, or of some of its processes."""
 
     line: Line
     """The last of them."""
     script: str | None = None
-    processes: Mapping[str, object] = {}
+    processes: dict[str, object] = {}
     """Ranks and agents of torchrun, with their processes."""
-    hosts: frozenset[str] = frozenset()
+    hosts: set[str] = set()
     """Of torchrun's summaries."""
-    tasks: frozenset[int] = frozenset()
+    tasks: set[int] = set()
     """Of srun, which tells that they ended."""
     is_requeue: bool = False
     """Whether the scheduler tells that it begins the job again."""
@@ -89,16 +89,13 @@ class _End(msgspec.Struct, frozen=True):
         are_alike = bool(self.hosts and below.hosts) or bool(self.tasks and below.tasks)
         return are_alike and self.hosts.isdisjoint(below.hosts) and self.tasks.isdisjoint(below.tasks)
 
-    def __or__(self, below: _End) -> _End:
-        """Return the end of both."""
-        return _End(
-            below.line,
-            self.script or below.script,
-            {**self.processes, **below.processes},
-            self.hosts | below.hosts,
-            self.tasks | below.tasks,
-            self.is_requeue or below.is_requeue,
-        )
+    def add(self, below: _End) -> None:
+        """Note that an end below is of the same run."""
+        self.line, self.script = below.line, self.script or below.script
+        self.processes.update(below.processes)
+        self.hosts |= below.hosts
+        self.tasks |= below.tasks
+        self.is_requeue |= below.is_requeue
 
 
 def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterator[FurtherRun]:
@@ -144,7 +141,7 @@ def _read_launchers(logs: Logs) -> Mapping[str, list[_End]]:
     for end in sorted([*(list(_read_torchrun(logs)) or _read_tasks(logs)), *requeued], key=lambda end: end.line.number):
         own = found[end.line.source.shown]
         if own and own[-1].is_one_with(end):
-            own[-1] |= end
+            own[-1].add(end)
         else:
             own.append(end)
     return found
@@ -160,7 +157,7 @@ def _read_torchrun(logs: Logs) -> Iterator[_End]:
         if (agent := failed.pop(values["pid"], None)) is not None:
             processes[f"agent {agent.pid}"] = values["pid"]
         if entry.is_first:
-            yield _End(line, entry.script, processes, frozenset({values.get("node", "")}))
+            yield _End(line, entry.script, processes, {values.get("node", "")})
             processes = {}
     for pid, line in failed.items():  # without a summary it starts its workers again
         yield _End(line, processes={f"agent {line.pid}": pid})
@@ -175,7 +172,7 @@ def _read_tasks(logs: Logs) -> Iterator[_End]:
     for event in logs.of("task-end", "frame"):
         shown = event.line.source.shown
         if event.kind == "task-end":
-            tasks, has_code = frozenset(parse_ranks(event.values["ranks"])), "code" in event.values
+            tasks, has_code = set(parse_ranks(event.values["ranks"])), "code" in event.values
             yield _End(event.line, scripts.pop(shown, None), tasks=tasks, has_code=has_code)
         elif event.values.get("function") == "<module>":
             scripts[shown] = event.values["file"]
