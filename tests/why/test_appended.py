@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from allranks.why.appended import find_further_runs
 from allranks.why.logs.log_events import Logs
+from allranks.why.times import Times
 
 Read = Callable[[str], Logs]
 STEPS = "step 0 loss 3.0\nstep 1 loss 2.9\nstep 2 loss 2.8\n"
@@ -39,7 +40,7 @@ def told_to_end(pid: int) -> str:
 
 def runs(logs: Logs) -> list[str]:
     """Return the first lines of further runs."""
-    return [run.first.text for run in find_further_runs(logs, ())]
+    return [run.first.text for run in find_further_runs(logs, Times(logs), ())]
 
 
 def test_a_second_summary_of_one_rank_is_another_runs(read: Read) -> None:
@@ -88,6 +89,7 @@ def test_a_lone_script_that_fails_again_is_another_run(read: Read) -> None:
     first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
     assert runs(read(first + second)) == ["Traceback (most recent call last):"]
     assert runs(read(STEPS + first + STEPS + first)) == ["step 0 loss 3.0"]
+    assert runs(read(first + STEPS)) == ["step 0 loss 3.0"]
 
 
 def test_steps_that_go_on_below_a_summary_are_no_other_run(read: Read) -> None:
@@ -104,31 +106,10 @@ def test_another_script_that_fails_is_another_part_of_the_job(read: Read) -> Non
     assert runs(read(first + second.replace("train.py", "eval.py"))) == []
 
 
-def test_exceptions_one_below_the_other_may_be_two_ranks(read: Read) -> None:
-    first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
-    assert [run.is_sure for run in find_further_runs(read(first + second), ())] == [False]
-    assert [run.is_sure for run in find_further_runs(read(first + STEPS + second), ())] == [False]
-    assert [run.is_sure for run in find_further_runs(read(STEPS + first + STEPS + second), ())] == [True]
-
-
 def test_where_a_line_tells_of_ranks_exceptions_are_not_one_after_the_other(read: Read) -> None:
     first, second = CRASH.format(error="KeyError: 'tokens'"), CRASH.format(error="ValueError: bad batch")
     told = "[W1130 04:41:11.1 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT been destroyed\n"
     assert runs(read(first + second + told)) == []
-
-
-def test_steps_below_a_lone_exception_may_be_another_ranks(read: Read) -> None:
-    assert [run.is_sure for run in find_further_runs(read(CRASH.format(error="KeyError: 1") + STEPS), ())] == [False]
-
-
-def test_many_steps_below_a_lone_exception_are_another_runs(read: Read) -> None:
-    log = CRASH.format(error="KeyError: 1") + STEPS * 300
-    assert [run.is_sure for run in find_further_runs(read(log), ())] == [True]
-
-
-def test_steps_that_go_on_below_an_exception_may_be_another_run(read: Read) -> None:
-    log = STEPS + CRASH.format(error="KeyError: 1") + STEPS.replace("step ", "step 1")
-    assert [run.is_sure for run in find_further_runs(read(log), ())] == [False]
 
 
 def test_a_chain_of_exceptions_is_one_runs(read: Read) -> None:
@@ -151,36 +132,41 @@ TASKS = "srun: error: n1: tasks 0-1: Exited with exit code 1\n"
 KILLED = "srun: error: n1: tasks 0-1: Terminated\n"
 REQUEUED = "slurmstepd: error: *** JOB 4711 ON n1 CANCELLED AT 2026-11-30T04:41:11 DUE TO JOB REQUEUE ***\n"
 FAILED = CRASH.format(error="KeyError: 'tokens'") + TASKS
-AGAIN = "training failed, requeueing\n"
 
 
-def test_a_task_that_ends_twice_is_another_runs_if_the_script_says_so(read: Read) -> None:
-    second = AGAIN + FAILED.replace("KeyError: 'tokens'", "ValueError: bad batch")
-    assert runs(read(FAILED + second)) == ["training failed, requeueing"]
-    assert runs(read(FAILED + second.replace(AGAIN, ""))) == []  # the next step of the same run
+def test_a_task_that_ends_twice_is_another_runs(read: Read) -> None:
+    second = "again\n" + FAILED.replace("KeyError: 'tokens'", "ValueError: bad batch")
+    assert runs(read(FAILED + second)) == ["again"]
     assert runs(read(FAILED + second.replace("train.py", "eval.py"))) == []
-    assert runs(read(FAILED + second.replace("tasks 0-1", "tasks 0-3"))) == []
-    elsewhere = second.replace("n1", "n2")  # perhaps one of two steps at once
-    assert [run.is_sure for run in find_further_runs(read(FAILED + elsewhere), ())] == [False]
 
 
-def test_steps_that_begin_anew_where_the_script_began_the_job_again_are_another_runs(read: Read) -> None:
-    assert runs(read(STEPS + TASKS + AGAIN + STEPS)) == ["training failed, requeueing"]
-    assert runs(read(STEPS + TASKS + STEPS)) == []  # the next part of the same run: folds, a finetuning
-    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 1") + AGAIN + STEPS)) == []
-    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 0") + AGAIN + STEPS)) == []
-    assert runs(read(TASKS + AGAIN + STEPS)) == []  # what a task had in its buffer
+def test_steps_that_begin_anew_where_all_tasks_have_ended_are_another_runs(read: Read) -> None:
+    assert runs(read(STEPS + TASKS + STEPS)) == ["step 0 loss 3.0"]
+    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 1") + STEPS)) == []
+    assert runs(read(STEPS + TASKS.replace("tasks 0-1", "task 0") + STEPS)) == []
+    assert runs(read(TASKS + STEPS)) == []  # what a task had in its buffer
 
 
 def test_an_epoch_that_follows_is_no_other_run(read: Read) -> None:
     first, second = (STEPS.replace("step", f"epoch {epoch} step") for epoch in (1, 2))
-    assert runs(read(first + TASKS + AGAIN + second)) == []
-    assert runs(read(second + TASKS + AGAIN + first)) == ["training failed, requeueing"]
+    assert runs(read(first + TASKS + second)) == []
+    assert runs(read(second + TASKS + first)) == ["epoch 1 step 0 loss 3.0"]
 
 
-def test_steps_below_a_requeue_that_ended_the_tasks_are_another_runs(read: Read) -> None:
+def test_steps_that_begin_anew_below_a_requeue_are_another_runs(read: Read) -> None:
     assert runs(read(STEPS + REQUEUED + KILLED + STEPS)) == ["step 0 loss 3.0"]
-    assert runs(read(REQUEUED + KILLED + STEPS)) == ["step 0 loss 3.0"]
-    assert runs(read(STEPS + REQUEUED + STEPS)) == []  # they save, and go on to the end of the grace time
+    saved = STEPS.replace("step ", "step 1")  # they go on to the end of the grace time
+    assert runs(read(STEPS + REQUEUED + saved)) == []
     assert runs(read(REQUEUED + STEPS + KILLED)) == []
     assert runs(read(REQUEUED + STEPS + TASKS)) == []
+
+
+def test_summaries_of_several_nodes_are_one_end(read: Read) -> None:
+    both = summary(1, 14205) + summary(9, 14205, host="n2")
+    assert runs(read(STEPS + both + STEPS)) == ["step 0 loss 3.0"]
+    assert runs(read(both + "world_size=2\n" + both.replace("14205", "15012"))) == ["world_size=2"]
+
+
+def test_the_file_of_another_node_below_is_no_further_run(read: Read) -> None:
+    first, second = (STEPS.replace("step", f"2026-11-30 04:4{minute}:00 step") for minute in (3, 1))
+    assert runs(read(first + CRASH.format(error="KeyError: 1") + second)) == []

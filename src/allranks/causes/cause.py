@@ -164,8 +164,6 @@ class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """By which signal a process ended, where the line says so in other words: `Out of memory: Killed process 4711`."""
     confidence: Confidence = Confidence.CERTAIN
     """How sure this line alone makes us of the cause, if the fact is the first one."""
-    frame: str = ""
-    """In logs it counts only below a traceback whose last frame is in such a file."""
     where: tuple[Literal["log", "end"], ...] = ("log",)
     """In what it is looked for: `log`, the lines of logs; `end`, what a rank said last (an exception, the end of its
     stderr), which then means that this rank only lost another one."""

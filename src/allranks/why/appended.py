@@ -2,13 +2,10 @@
 
     torchrun train.py >> train.log 2>&1       today, and again tomorrow
 
-Below torchrun's summary no worker of its node is left: a second one for the same rank, of another process, is another
-run's, and so are steps that begin anew, if only one node writes there. An agent that tells of a failed worker, and
-gives no summary, has started its workers again, which it logs at level INFO only. Under srun, another run begins where
-all tasks have ended, and the scheduler or the script tells that the job is requeued: without that word, what follows is
-the next step of the same script, and a step that failed stays a failure. Without a launcher, an exception that nobody
-caught is a process's last word: another one below is the next process's, and so are steps that begin anew, if none of
-the lines tells of several ranks. Another script that fails at once is another part of the same job.
+A run is over below torchrun's summary, if only one node writes there; where all tasks of srun have ended; below the
+scheduler's word that it requeues the job; without a launcher below an exception that nobody caught. What begins anew
+there is another run: its steps, or a process that has ended and ends again. Steps that begin anew below any other end
+are doubtful: they may be another rank's, whose output came late.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -27,19 +24,17 @@ from allranks.why.logs.log_events import Logs, Tail
 from allranks.why.people import parse_ranks
 from allranks.why.step_lines import MIN_STEPS, NUMBER, SLURM, is_of_training
 from allranks.why.summaries import read_summaries
+from allranks.why.times import Times
+from allranks.why.writers import find_uncaught
 
-REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
+_REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
 """The scheduler begins the same script again, if it may."""
-_SAYS_AGAIN = re.compile(r"(?i)\bre-?queu")
-"""How a batch script tells that it begins the job again."""
 _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
 )  # fmt: skip
-_SIGNALED = re.compile(r"SignalException: Process (\d{1,9}) got signal")
+_SIGNALED = re.compile("SignalException: Process [0-9]{1,9} got signal")
 """How torchrun's agent ends if it is told to."""
-_OUTERMOST = frozenset((None, "<module>", "_run_module_as_main"))
-"""The function in which a traceback begins that nobody caught."""
 _NO_WORDS = re.compile(r"[^A-Za-z]+")
 _COUNTERS = re.compile(r"(?i)\b(?:epoch|global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _SEVERAL = re.compile(
@@ -55,187 +50,182 @@ class FurtherRun(NamedTuple):
     first: Line
     above: str
     """How the one above ended, in words."""
-    is_sure: bool
-    """Whether it is another one: no line names ranks, but two may write."""
 
 
-class _End(msgspec.Struct, frozen=True):
-    """How a run ended."""
+class _End(msgspec.Struct):
+    """An end that several lines tell: of a run, or of some of its processes."""
 
     line: Line
-    """Its last one that is known."""
+    """The last of them."""
     script: str | None = None
-    pids: Mapping[str, str] = {}
-    """Of the workers that torchrun's summary names, by rank."""
-    hosts: frozenset[str] = frozenset()
-    agent: int | None = None
-    """Process of torchrun's agent that told it."""
-    tasks: frozenset[int] = frozenset()
+    processes: dict[str, object] = {}
+    """Ranks and agents of torchrun, with their processes."""
+    hosts: set[str] = set()
+    """Of torchrun's summaries."""
+    tasks: set[int] = set()
     """Of srun, which tells that they ended."""
     is_requeue: bool = False
     """Whether the scheduler tells that it begins the job again."""
+    has_code: bool = True
+    """Whether its processes ended by themselves."""
 
-    @property
-    def is_lone(self) -> bool:
-        """Whether no launcher tells it."""
-        return not (self.pids or self.tasks or self.is_requeue) and self.agent is None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the step is: the scheduler ended its tasks, or all that are known ended; one may be one of many."""
-        return bool(self.tasks) and (self.is_requeue or 1 < len(self.tasks) == max(self.tasks) + 1)
-
-    def __or__(self, other: _End) -> _End:
-        """Return what both tell of one step."""
-        hosts, tasks = self.hosts | other.hosts, self.tasks | other.tasks
-        is_requeue = self.is_requeue or other.is_requeue
-        return _End(other.line, self.script or other.script, hosts=hosts, tasks=tasks, is_requeue=is_requeue)
+    def is_over(self, hosts: Collection[str]) -> bool:
+        """Whether all processes have ended: of all hosts, or of several tasks all that are known."""
+        if self.tasks and not self.is_requeue:
+            return 1 < len(self.tasks) == max(self.tasks) + 1
+        return len(hosts) < 2 or self.hosts == hosts
 
     def is_of_other_run(self, other: _End) -> bool:
-        """Whether an end below is another run's."""
+        """Whether an end below is another run's; another script that fails is another part of the same job."""
         if None not in (self.script, other.script) and self.script != other.script:
             return False
-        if self.tasks or self.is_requeue:
-            is_again = self.script is not None and (self.script, self.tasks) == (other.script, other.tasks)
-            return (self.is_requeue and bool(self.tasks)) or is_again
-        if not self.pids:
-            return self.line.text != other.line.text if self.is_lone else self.agent == other.agent
-        return any(self.pids[rank] != other.pids[rank] for rank in self.pids.keys() & other.pids.keys())
+        same = self.processes.keys() & other.processes.keys()
+        return bool(self.tasks & other.tasks) or any(self.processes[name] != other.processes[name] for name in same)
+
+    def is_one_with(self, below: _End) -> bool:
+        """Whether an end below is of the same run: of another node or task, and below a requeue ended by somebody."""
+        if self.is_requeue or below.is_requeue:
+            return below.is_requeue or not below.has_code
+        are_alike = bool(self.hosts and below.hosts) or bool(self.tasks and below.tasks)
+        return are_alike and self.hosts.isdisjoint(below.hosts) and self.tasks.isdisjoint(below.tasks)
+
+    def add(self, below: _End) -> None:
+        """Note that an end below is of the same run."""
+        self.line, self.script = below.line, self.script or below.script
+        self.processes.update(below.processes)
+        self.hosts |= below.hosts
+        self.tasks |= below.tasks
+        self.is_requeue |= below.is_requeue
 
 
-def find_further_runs(logs: Logs, told: Container[str]) -> Iterator[FurtherRun]:
+def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterator[FurtherRun]:
     """Yield each further run, or start of the workers, file by file.
 
     Args:
         told: files in which the launcher tells that it starts its workers again.
     """
-    ends = _read_summaries(logs, told) or _read_tasks(logs) or _read_last_words(logs)
+    ends = _read_launchers(logs) or _read_last_words(logs)
     hosts = {host for own in ends.values() for end in own for host in end.hosts}
-    is_one_node = len(hosts) < 2 and not any(logs.of("task-end"))  # srun's lines of several nodes are mixed
-    tails = [tail for tail in logs.tails if tail.source.shown in ends]
+    starts = [event.line for event in logs.of("started")]
+    tails = [tail for tail in logs.tails if tail.source.shown in ends and tail.source.shown not in told]
     lines: defaultdict[str, list[Line]] = defaultdict(list)
-    for line in chain((event.line for event in logs.events if ends), *(tail.lines for tail in tails)):
-        if line.source.shown in ends and not line.text.startswith("  "):  # as an exception in a summary is
+    for line in chain((event.line for event in logs.events if tails), *(tail.lines for tail in tails)):
+        if not (line.text.startswith("  ") or SLURM.search(line.text)):  # as an exception in a summary does
             lines[line.source.shown].append(line)
     for tail in tails:
         own, known = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
-        if all(end.is_lone for end in own) and any(_SEVERAL.search(line.text) for line in known):
-            continue
+        timed = [line for line in known if line.time is not None]
         steps = [line for line in tail.lines if is_of_training(line.text)]
-        again = max((line.number for line in tail.lines if _SAYS_AGAIN.search(line.text)), default=0)
+        begun = {line.number for line in starts if line.source == tail.source}
         for end, following in zip_longest(own, own[1:]):
-            is_again = end.is_requeue or end.line.number < again
-            is_over = end.is_over and is_again if end.tasks or end.is_requeue else is_one_node
-            begins = _begins_anew(tail, steps, end, following) if is_over else None
-            is_told = following is not None and end.is_of_other_run(following) and (is_again or not end.tasks)
-            if is_told or begins or (end.is_lone and begins is not None):
-                below = known[bisect_right(known, end.line.number, key=_number) :]
-                above = f"{end.script} failed" if end.pids else end.line.text.strip()[:300]
-                is_elsewhere = end.tasks and following is not None and end.hosts != following.hosts
-                is_sure = begins is True or not (end.is_lone or is_elsewhere)
-                first = next((line for line in below if not SLURM.search(line.text)), None)
-                yield from () if first is None else (FurtherRun(first, above, is_sure),)
+            last = following.line.number if following is not None else tail.num_lines + 1
+            if (
+                (end.is_requeue and any(end.line.number < number < last for number in begun))
+                or (following is not None and end.is_of_other_run(following))
+                or (end.is_over(hosts) and _trains_anew(tail, steps, end, last))
+            ):
+                index = bisect_right(known, end.line.number, key=_number)
+                if index < len(known) and not _goes_back(timed, end.line.number, times):
+                    above = f"{end.script} failed" if end.hosts else end.line.text.strip()[:300]
+                    yield FurtherRun(known[index], above)
 
 
-def _read_summaries(logs: Logs, told: Container[str]) -> Mapping[str, list[_End]]:
-    """Return by file the ends that torchrun tells: summaries, failures before a restart, a signal."""
-    ends: defaultdict[str, list[_End]] = defaultdict(list)
-    failed = [event for event in logs.of("agent-failed") if event.line.pid is not None and "pid" in event.values]
-    agents = {event.values["pid"]: event for event in failed}
-    pids: dict[str, str] = {}
-    hosts: set[str] = set()
+def _read_launchers(logs: Logs) -> Mapping[str, list[_End]]:
+    """Return by file what torchrun or srun, and the scheduler, tell of ends.
+
+    The ends of several nodes, or tasks, are one until one of them ends again. Below the scheduler's word those are its
+    own that somebody ended.
+    """
+    found: defaultdict[str, list[_End]] = defaultdict(list)
+    requeued = (_End(event.line, is_requeue=True) for event in logs.of("srun") if _REQUEUE.search(event.line.text))
+    for end in sorted([*(list(_read_torchrun(logs)) or _read_tasks(logs)), *requeued], key=lambda end: end.line.number):
+        own = found[end.line.source.shown]
+        if own and own[-1].is_one_with(end):
+            own[-1].add(end)
+        else:
+            own.append(end)
+    return found
+
+
+def _read_torchrun(logs: Logs) -> Iterator[_End]:
+    """Yield the ends that torchrun tells: summaries, failures before a restart, a signal."""
+    failed = {event.values["pid"]: event.line for event in logs.of("agent-failed") if event.line.pid is not None}
+    processes: dict[str, object] = {}
     for entry in read_summaries(logs):
         line, values = entry.event.line, entry.event.values
-        pids[values.get("rank", "")] = values["pid"]
-        hosts.add(values.get("node", ""))
+        processes[values.get("rank", "")] = values["pid"]
+        if (agent := failed.pop(values["pid"], None)) is not None:
+            processes[f"agent {agent.pid}"] = values["pid"]
         if entry.is_first:
-            told_by = [agents.pop(pid).line.pid for pid in pids.values() if pid in agents]
-            agent = told_by[0] if told_by else None
-            ends[line.source.shown].append(_End(line, entry.script, pids, frozenset(hosts), agent))
-            pids, hosts = {}, set()
-    for event in agents.values():
-        if (shown := event.line.source.shown) not in told:
-            ends[shown].append(_End(event.line, agent=event.line.pid))
-    told_to_end = ((_SIGNALED.search(event.line.text), event.line) for event in logs.of("exception"))
-    for pid, line in {int(match[1]): line for match, line in told_to_end if match}.items():  # of each the last
-        ends[line.source.shown].append(_End(line, agent=pid))
-    return {shown: sorted(own, key=lambda end: end.line.number) for shown, own in ends.items()}
+            yield _End(line, entry.script, processes, {values.get("node", "")})
+            processes = {}
+    for pid, line in failed.items():  # without a summary it starts its workers again
+        yield _End(line, processes={f"agent {line.pid}": pid})
+    for event in logs.of("exception"):
+        if _SIGNALED.search(event.line.text):
+            yield _End(event.line)
 
 
-def _read_tasks(logs: Logs) -> Mapping[str, list[_End]]:
-    """Return the ends of SLURM's steps: srun tells those of their tasks, and the scheduler that it requeues the job.
-
-    No task ends twice in a step. Below that word, an exit code may be of either one.
-    """
-    ends: defaultdict[str, list[_End]] = defaultdict(list)
+def _read_tasks(logs: Logs) -> Iterator[_End]:
+    """Yield the ends of srun's tasks."""
     scripts: dict[str, str] = {}
-    for event in logs.of("task-end", "frame", "srun"):
-        line, values = event.line, event.values
-        shown = line.source.shown
-        if event.kind == "frame" and values.get("function") in _OUTERMOST:
-            scripts[shown] = values["file"]
-        elif event.kind == "task-end" or REQUEUE.search(line.text):
-            tasks = frozenset(parse_ranks(values.get("ranks", "")))
-            hosts = frozenset({values["node"]} if tasks else ())
-            told = _End(line, scripts.pop(shown, None), hosts=hosts, tasks=tasks, is_requeue=not tasks)
-            own = ends[shown]
-            if not own or own[-1].tasks & tasks:
-                own.append(told)
-            elif not (own[-1].is_requeue and "code" in values):
-                own[-1] |= told
-    return ends
+    for event in logs.of("task-end", "frame"):
+        shown = event.line.source.shown
+        if event.kind == "task-end":
+            tasks, has_code = set(parse_ranks(event.values["ranks"])), "code" in event.values
+            yield _End(event.line, scripts.pop(shown, None), tasks=tasks, has_code=has_code)
+        elif event.values.get("function") == "<module>":
+            scripts[shown] = event.values["file"]
 
 
 def _read_last_words(logs: Logs) -> Mapping[str, list[_End]]:
-    """Return the exceptions by which processes ended, where neither a launcher nor several ranks write."""
+    """Return the exceptions by which processes ended, in files where neither a launcher nor several ranks write."""
     ends: defaultdict[str, list[_End]] = defaultdict(list)
-    if any(logs.of(*_OF_LAUNCHERS)) or any(event.is_loss or event.line.rank is not None for event in logs.events):
+    if any(logs.of(*_OF_LAUNCHERS)):
         return ends
-    above, is_outermost = "", False
-    last, script = 0, None
-    for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
-        own = ends[event.line.source.shown]
-        match event.kind:
-            case "traceback" | "shortened":
-                is_outermost = "shortened" in {event.kind, above}  # Hydra leaves the script's own frame out
-            case "frame" if above == "traceback":
-                is_outermost |= event.values.get("function") in _OUTERMOST
-                script = event.values["file"]
-            case "exception" if is_outermost:
-                own.append(_End(event.line, script))
-                is_outermost = False
-            case "chained" if above == "exception" and own and own[-1].line.number == last:
-                own.pop()
-        above, last = event.kind, event.line.number
+    lines = chain((event.line for event in logs.events), *(tail.lines for tail in logs.tails))
+    of_ranks = {line.source.shown for line in lines if line.rank is not None or _SEVERAL.search(line.text)}
+    uncaught = find_uncaught(logs)
+    script: str | None = None
+    for event in logs.of("frame", "exception", "chained"):
+        line, own = event.line, ends[event.line.source.shown]
+        if event.kind == "frame":
+            script = script or event.values["file"]
+        elif event.kind == "chained" and own:
+            own.pop()
+        elif event.kind == "exception":
+            if script is not None and line.source.shown not in of_ranks and (line.writer, line.text) in uncaught:
+                own.append(_End(line, script, {"": line.text}))
+            script = None
     return ends
 
 
-def _begins_anew(tail: Tail, steps: Sequence[Line], end: _End, following: _End | None) -> bool | None:
-    """Return whether the training below an end, and above the next one, begins anew; None: there is none.
+def _goes_back(timed: Sequence[Line], end: int, times: Times) -> bool:
+    """Whether time goes back below a line: the file of another node may stand behind one."""
+    index = bisect_right(timed, end, key=_number)
+    return 0 < index < len(timed) and times.of(timed[index]).is_before(times.of(timed[index - 1]))
 
-    What goes on may be another rank's, or job's, and steps in other words an epilog's. Below a lone process's last word
-    another rank may still make some, but not more than a tail has.
+
+def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int) -> bool:
+    """Whether the training between an end and a line below begins anew.
+
+    What goes on may be another rank's, or job's, and steps in other words an epilog's.
     """
-    last = following.line.number if following is not None else tail.num_lines + 1
-    above = {_form(line): _count(line, end) for line in steps if line.number < end.line.number}
+    above = {_form(line): _count(line) for line in steps if line.number < end.line.number}
     below = [line for line in steps if end.line.number < line.number < last]
     alike = [line for line in below if not above or _form(line) in above]
     if len(alike) < MIN_STEPS:
-        return None
-    if end.is_requeue:  # it may go on where the run above had ended
-        return True
-    first, before = _count(alike[0], end), above.get(_form(alike[0]))
-    if first and before:
-        return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
-    if end.tasks:  # what a task has in its buffer may be written when it ends
         return False
-    return not end.is_lone or tail.lines[0].number > end.line.number
+    if above:
+        first, before = _count(alike[0]), above[_form(alike[0])]
+        return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
+    may_be_late = end.is_requeue or end.tasks  # it was in a buffer, or they had some time to save
+    return not may_be_late or tail.lines[0].number > end.line.number
 
 
-def _count(line: Line, end: _End) -> list[int]:
-    """Return the number of its step; below the ends of tasks, which leave nobody there, also that of its epoch."""
-    counters = _COUNTERS if end.tasks else NUMBER
-    return [int(number) for number in counters.findall(line.text)[: None if end.tasks else 1]]
+def _count(line: Line) -> list[int]:
+    """Return the numbers of its epoch and step, in their order."""
+    return [int(number) for number in _COUNTERS.findall(line.text)]
 
 
 def _form(line: Line) -> str:

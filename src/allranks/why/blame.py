@@ -89,10 +89,6 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     end = story.culprits[0].fact if story.culprits else None
     if found and end is not None and end.kind is FactKind.ENDED and end.code and (words := find_words(logs, end.who)):
         found[0] = replace(found[0], message=words.text.strip(), evidence=(place_of(words), *found[0].evidence))
-    is_certain = bool(found) and found[0].confidence is Confidence.CERTAIN
-    if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
-        found[0] = replace(found[0], confidence=Confidence.LIKELY)
-        notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     ended = (fact for fact in facts if fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(fact.cause).traits)
@@ -213,7 +209,7 @@ def _of_roots(
     for fact in effects if not culprit else ():  # what the same fault did elsewhere may tell whose it is
         if fact.cause == cause.name and {fact.kind, first.fact.kind} <= _FAULTS:
             culprit |= describe(fact.who) | Culprit(things=fact.things)
-    is_node = first.fact.kind is FactKind.MISSING and reader.people.are_all_of_node(culprit.ranks)
+    is_node = first.fact.kind is FactKind.MISSING and reader.people.may_be_node(culprit.ranks)
     victims = _victims(facts) | frozenset(story.victims)
     conclusion = Conclusion(
         cause=cause,

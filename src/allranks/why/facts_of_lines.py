@@ -38,8 +38,6 @@ _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
 _GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
-_INDENTED = re.compile(r"\s+[\w.]*[a-z](?:Error|Exception): ")
-"""An exception in torchrun's summary; whatever precedes all lines may hide it from its mark."""
 _OF_AGENTS = "static_tcp_rendezvous"
 ENTRY_LINES = 1000
 """Number of lines of one worker's traceback in torchrun's summary, at most."""
@@ -85,8 +83,8 @@ class FactReader:
         return {line.at: line for line in lines if _BEGINS.search(line.text)}
 
     @cached_property
-    def _uncaught(self) -> dict[tuple[object, str], bool]:
-        """Return the writers and texts of exceptions that may have ended a process, and whether nobody caught them."""
+    def _uncaught(self) -> set[tuple[object, str]]:
+        """Return the writers and texts of exceptions that may have ended a process."""
         return find_uncaught(self.logs)
 
     @cached_property
@@ -99,35 +97,22 @@ class FactReader:
 
     def entry_of(self, line: Line) -> SummaryEntry | None:
         """Return the worker of torchrun's summary whose exception this line is; None: its process wrote it."""
-        if not line.text[:1].isspace():
+        if not line.text[:1].isspace() or line.at not in self._exceptions:
             return None
-        is_exception = line.at in self._exceptions or _INDENTED.match(line.text) is not None
-        entries = self._entries.get(line.source.shown, ()) if is_exception else ()
-        end = bisect_left(entries, line.number, key=_first_line)
-        first = bisect_left(entries, line.number - ENTRY_LINES, key=_first_line)
-        above = (entry for entry in reversed(entries[first:end]) if entry.when.writer == line.writer)
-        entry = next(above, None)
-        is_same = entry is not None and self.attempt_of(entry.when) == self.attempt_of(line)
-        return entry if is_same else None
-
-    def time_of(self, line: Line) -> When:
-        """Return when a line was written; what torchrun's summary quotes, its process wrote before it ended."""
-        entry = self.entry_of(line)
-        return self.times.of(entry.when if entry else line)
+        entries = self._entries.get(line.source.shown, ())
+        index = bisect_left(entries, line.number, key=_first_line) - 1
+        is_its = index >= 0 and line.number - entries[index].when.number <= ENTRY_LINES
+        return entries[index] if is_its else None
 
     def may_end(self, line: Line) -> bool:
-        """Whether an exception may have ended a process, and was not caught in a function below `main`."""
+        """Whether an exception may have ended a process, as far as its frames tell."""
         return (line.writer, line.text) in self._uncaught
-
-    def is_uncaught(self, line: Line) -> bool:
-        """Whether nobody caught an exception, as far as its frames tell."""
-        return self._uncaught.get((line.writer, line.text), False)
 
     def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:
         """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""
         speaker = self.people.speaker(line)
         about.setdefault("who", speaker)
-        about.setdefault("when", self.time_of(line))
+        about.setdefault("when", self.times.of(line))
         return Fact(
             kind=kind,
             speaker=speaker,
@@ -155,7 +140,7 @@ class FactReader:
         has other fields.
         """
         about.setdefault("when", self.before(lines))
-        about.setdefault("alternatives", () if confidence is Confidence.CERTAIN else find_cause(cause).also)
+        about.setdefault("alternatives", find_cause(cause).also)
         all_of_them = [*(Who(rank=rank) for rank in ranks), *who] or [NOBODY]
         for one in all_of_them[:MAX_INFERRED]:
             yield self.state(
@@ -262,7 +247,7 @@ class FactReader:
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
             names, about["said"] = [], Said.SELF
-        if kind is FactKind.NODE_LOST and said in {Said.SCHEDULER, Said.LAUNCHER}:  # it notices some minutes later
+        if kind is FactKind.NODE_LOST:  # who tells it notices some minutes later
             when = self.times.of(event.line)
             about["when"] = When(None, when.latest_s, when.clock)
         elif kind is FactKind.MISSING and (when := self.times.of(event.line)).earliest_s is not None:
@@ -288,17 +273,10 @@ class FactReader:
             return self.people.know(announced or Who(rank=0))
         return speaker
 
-    def speakers_of(self, line: Line) -> list[Who]:
-        """Return the writer of a line, or all that its parent announced before it."""
-        speaker, announced = self.speaker_of(line), self.people.all_announced(line)
-        return announced if speaker in announced else [speaker]
-
     def _who(self, line: Line, said: Said, names: Sequence[Who]) -> list[Who]:
         """Return whom a line is about: what it names, which its writer completes if it speaks of itself."""
         if said is Said.SELF:
-            speaker, *others = self.speakers_of(line)
-            if others and not names:
-                return [speaker, *others]
+            speaker = self.speaker_of(line)
         else:  # kernels and launchers speak of processes on their own node
             is_there = said in {Said.KERNEL, Said.LAUNCHER}
             node = self.people.node_of(line)

@@ -10,7 +10,6 @@ the lines themselves; the only writer in the log:
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
@@ -24,13 +23,14 @@ from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
-from allranks.why.people import FEW, People, missing_of, named, parse_ranks
+from allranks.why.people import FEW, People, missing_of, named
 from allranks.why.readings.tracebacks import read_tracebacks
-from allranks.why.summaries import read_summaries
 
 _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
 """In the formats of argparse and of torchrun's summary."""
 _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
+_OF_OTHERS = frozenset((SIGTERM, SIGABRT))
+"""Signals by which the failure of another process may end one."""
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
 _NUMBERS = re.compile(r"[0-9]+")
 T = TypeVar("T")
@@ -53,22 +53,15 @@ def name_somebody(
     Ranks that other lines show as `hurt` are not named by hearsay.
     """
     culprit, confidence = conclusion.culprit, conclusion.confidence
-    ended = {fact.who.rank for fact in explained if fact.kind is FactKind.ENDED}
-    is_guess = 0 < len(culprit.ranks) < len(ended) and not any(fact.who for fact in facts)
-    is_alike = is_guess and _fail_alike(len(ended), facts, logs)
-    if is_alike:  # all of them, each in its own time
-        culprit = replace(culprit, ranks=(), nodes=())
-    # Another process's failure ends a process by them; but a kernel's failure aborts the one that ran it.
-    others_signals = (SIGTERM,) if conclusion.cause.family is Family.GPU else (SIGTERM, SIGABRT)
-    own = [fact for fact in explained if fact.who.rank is not None and fact.signal not in others_signals]
+    own = [fact for fact in explained if fact.who.rank is not None and fact.signal not in _OF_OTHERS]
     own = [fact for fact in own if _may_be_its(fact, facts)]
-    if own and not (culprit.ranks or is_alike) and any(fact.kind in _OWN for fact in facts):
-        first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
-        is_told = first.is_first_observed and first.signal != SIGABRT  # of several that aborted, it is the lowest rank
-        if is_told or len({fact.who.rank for fact in own}) == 1:
+    is_of_all = not any(fact.who for fact in facts) and _count_alike(facts, logs) >= len(own) > 1
+    if is_of_all:  # each in its own time
+        culprit = replace(culprit, ranks=(), nodes=())
+    if own and not culprit.ranks and not is_of_all and any(fact.kind in _OWN for fact in facts):
+        first = min(own, key=lambda end: not end.is_first_observed)
+        if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
             culprit |= describe(first.who, with_process=True)
-            # Who aborted may have met the error of another one.
-            confidence = confidence.at_most(Confidence.LIKELY if first.signal == SIGABRT else Confidence.CERTAIN)
     if not culprit and facts and all(map(is_suffered, facts)):  # it names its peer elsewhere
         for fact in explained:
             if is_suffered(fact) and fact.who == facts[0].who:
@@ -90,17 +83,12 @@ def name_somebody(
     return replace(conclusion, culprit=culprit, confidence=confidence, victims=victims)
 
 
-def _fail_alike(num_ranks: int, facts: Sequence[Fact], logs: Logs) -> bool:
-    """Whether so many processes ended by one exception, so that it tells nothing which was seen to end first.
-
-    It is the one that these facts tell, if they tell one.
-    """
-    raised = [one for one in read_tracebacks(logs) if one.kind and one.user_frame is not None]
-    places = {place.at for fact in facts for place in fact.places}
-    told = {one.headline for one in raised if one.line.at in places}
-    texts = Counter(_NUMBERS.sub("", one.headline) for one in raised)
-    alike = max((texts[_NUMBERS.sub("", text)] for text in told or texts), default=0)
-    return alike >= num_ranks and alike == texts.total()
+def _count_alike(facts: Sequence[Fact], logs: Logs) -> int:
+    """Return how often the one exception was raised that these facts tell; if they tell none, the only one there is."""
+    told = {_NUMBERS.sub("", place.text) for fact in facts for place in fact.places}
+    raised = [_NUMBERS.sub("", event.line.text) for event in logs.of("exception")]
+    alike = [text for text in raised if text in told] or raised
+    return len(alike) if len(set(alike)) == 1 else 0
 
 
 def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
@@ -170,20 +158,12 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
         for fact in facts:  # one end of the link is known
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
-    if all(fact.kind is FactKind.ENDED and fact.said is Said.SCHEDULER for fact in facts):
-        told = {end.event.who.node for end in read_summaries(logs) if end.event.values["code"] in ("-6", "-15")}
-        lost = {people.speaker(event.line).rank for event in logs.events if event.is_loss}
-        tasks = [event for event in logs.of("task-end") if event.values.get("signal") not in {"Aborted", "Terminated"}]
-        failed = (task for task in tasks if lost.isdisjoint(parse_ranks(task.values["ranks"])))  # by itself
-        first = next((task.values["node"] for task in failed), None)
-        if first is not None and first not in told:  # slurmstepd names none, and srun first the task that failed
-            return Culprit(nodes=(first,))
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
     shown = {place.source for place in conclusion.evidence}
     pod = _pod(lines or [line for tail in logs.tails if tail.source.shown in shown for line in tail.lines])
     if all(fact.kind is FactKind.SCHEDULER_END or (pod and fact.said is Said.SCHEDULER) for fact in facts):
         return pod
-    is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)
+    is_plain = all(fact.signal is None for fact in facts)
     if all(map(is_suffered, facts)) or (is_plain and len(list(logs.of("launcher-kills"))) > 1):
         return Culprit()  # of several, DeepSpeed's launcher names the last one
     beside = {people.speaker(event.line) for event in logs.of(conclusion.cause.name) if event.states is None}

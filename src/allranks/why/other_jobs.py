@@ -1,4 +1,4 @@
-"""Which lines tell of something else than this job: of another SLURM job, or of another call? Pure.
+"""Which lines tell of another SLURM job? Pure.
 
     slurmstepd[70113]: error: Detected 1 oom_kill event in StepId=991.0.
     oom-kill:constraint=CONSTRAINT_MEMCG,...,task_memcg=/slurm/uid_1001/job_991/step_0/task_0,task=python3,pid=21044
@@ -9,32 +9,23 @@ variables, and by what SLURM writes into its output. What a program itself says 
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 
-from allranks.causes.cause import Trait
 from allranks.facts.fact import FactKind, Said
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.logs.sources import list_jobs
-from allranks.why.step_lines import is_of_training
 
 _OF_JOB, _OF_CGROUP, _OWN_JOB = "of-job", "of-cgroup", "own-job"
 _OUTSIDE = frozenset((Said.KERNEL, Said.SCHEDULER))
-_DAEMON = re.compile(r"(?:\S+ +){0,4}slurm(?:d|stepd|ctld)(?:\[\d+\])?: ")
-"""How a line of SLURM's daemons begins, with or without syslog's header."""
-MAX_REPORT_LINES = 4000
-"""Lines of one report of the kernel's OOM killer: it lists all processes of the machine, or of the job's cgroup."""
 
 
 def leave_out_strangers(logs: Logs) -> Logs:
-    """Return the logs without what is of another call, or is told of other jobs, if the own one is known."""
-    strange = {id(event) for event in _find_other_calls(logs)}
-    if (others := find_unowned(logs)) and find_own_jobs(logs):
-        others = _with_reports(logs, others)
-        strange.update(id(event) for event in logs.events if event.line.at in others)
-    return replace(logs, events=tuple(event for event in logs.events if id(event) not in strange)) if strange else logs
+    """Return the logs without what is told of other jobs, if the own one is known."""
+    others = find_unowned(logs)
+    if not (others and find_own_jobs(logs)):
+        return logs
+    others = _with_reports(logs, others)
+    return replace(logs, events=tuple(event for event in logs.events if event.line.at not in others))
 
 
 def find_own_jobs(logs: Logs) -> frozenset[str]:
@@ -52,16 +43,11 @@ def find_unowned(logs: Logs) -> frozenset[tuple[str, int]]:
     """Return where kernels and daemons name a job that is not known as the own one; no exception, no rank does."""
     told = list(logs.of(_OF_JOB, _OF_CGROUP))
     own = find_own_jobs(logs) if told else ()  # looks at the names of all files
-    told = [event for event in told if event.values["job"] not in own]
+    told = [event for event in told if event.values["job"] not in own and event.line.rank is None]
     outside = {event.line.at for event in logs.events if told and event.sign and event.sign.said in _OUTSIDE}
     raised = {event.line.at for event in logs.of("exception") if told}
-    return frozenset(
-        event.line.at
-        for event in told
-        if event.line.at not in raised
-        if _DAEMON.match(event.line.text)
-        or (event.line.rank is None and (event.kind == _OF_CGROUP or event.line.at in outside))
-    )
+    whose = (event for event in told if event.kind == _OF_CGROUP or event.line.at in outside - raised)
+    return frozenset(event.line.at for event in whose)
 
 
 def find_own_words(logs: Logs) -> frozenset[tuple[str, int]]:
@@ -77,46 +63,16 @@ def _with_reports(logs: Logs, named: frozenset[tuple[str, int]]) -> frozenset[tu
     A report begins with who asked for memory. Then one line has the cgroup with the job's id, and on newer kernels the
     killed process, which the last line names; another process is another report's.
     """
-    found = set(named)
-    asked: LogEvent | None = None
-    owner: LogEvent | None = None
-    pid: str | None = None
+    reports: list[list[LogEvent]] = []
     for event in logs.events if named else ():
-        if event.kind == _OF_CGROUP:
-            if asked is not None and event.line.at in named and _is_near(asked, event):
-                found.add(asked.line.at)
-            asked, owner, pid = None, event, None
-        elif event.states is FactKind.ENDED and event.sign is not None and event.sign.said is Said.KERNEL:
-            killed = event.values.get("pid")
-            if killed is None:
-                asked, owner = event, None
-            elif owner is not None and pid in {None, killed} and _is_near(owner, event):
-                pid = killed
-                if owner.line.at in named:
-                    found.add(event.line.at)
-    return frozenset(found)
-
-
-def _is_near(above: LogEvent, below: LogEvent) -> bool:
-    is_one_file = above.line.source.shown == below.line.source.shown
-    return is_one_file and 0 <= below.line.number - above.line.number <= MAX_REPORT_LINES
-
-
-def _find_other_calls(logs: Logs) -> Iterator[LogEvent]:
-    """Yield what counts only in a call whose file its sign names (at a start: before any step) and is of another."""
-    if not any(event.sign and event.sign.frame for event in logs.events):
-        return
-    frames: dict[object, str] = {}
-    steps = (line for tail in logs.tails for line in reversed(tail.lines) if is_of_training(line.text))
-    trained = {line.writer: line.number for line in steps}  # of each the first
-    for event in logs.events:
-        writer = event.line.writer
-        if event.kind == "traceback":
-            frames.pop(writer, None)
-        elif event.kind == "frame":
-            frames[writer] = event.values["file"]
-        elif event.sign and event.sign.frame:
-            is_there = re.search(event.sign.frame, frames.get(writer, "")) is not None
-            is_late = Trait.ALL_MEET in event.traits and trained.get(writer, sys.maxsize) < event.line.number
-            if not is_there or is_late:
-                yield event
+        is_cgroup = event.kind == _OF_CGROUP
+        is_end = event.states is FactKind.ENDED and event.sign is not None and event.sign.said is Said.KERNEL
+        if is_cgroup or is_end:
+            own = reports[-1] if reports and reports[-1][0].line.source == event.line.source else []
+            has_cgroup = any(above.kind == _OF_CGROUP for above in own)
+            pids = {above.values.get("pid") for above in (*own, event)} - {None}
+            if not own or (is_cgroup and has_cgroup) or (is_end and "pid" not in event.values) or len(pids) > 1:
+                reports.append(own := [])
+            own.append(event)
+    whole = (report for report in reports if any(event.line.at in named for event in report))
+    return named.union(event.line.at for report in whole for event in report)

@@ -10,7 +10,7 @@ by task and node, NCCL by node and pid, a peer by address. What any of them tell
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -30,8 +30,6 @@ SCOPE_LINES = 4
 """Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
 _SUFFIX = re.compile(r"\.[a-z]{1,6}$")
-_PID_IN_PATH = re.compile(r"worker-[0-9a-f]{40,60}(?:-[0-9a-f]{8}-|_)(\d{1,7})\.(?:err|log|out)$")
-"""Ray's logs of a session: worker-WORKER-JOB-PID.err, python-core-worker-WORKER_PID.log."""
 _PATH_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
@@ -56,10 +54,6 @@ class People:
     """Of files that are named after a node which lines name."""
     rank_of_file: dict[str, int] = field(default_factory=dict)
     """Of files whose names have only a number."""
-    pid_of_file: dict[str, int] = field(default_factory=dict)
-    """Of files that are named after their process."""
-    aliases: dict[str | None, str] = field(default_factory=dict)
-    """A node's name in paths -> its name in the lines of those files."""
     found: dict[tuple[object, ...], Who] = field(default_factory=dict)
     """What is known of a process, by each of its handles."""
     _known: dict[Who, Who] = field(default_factory=dict, repr=False)
@@ -72,30 +66,20 @@ class People:
 
     def know(self, who: Who) -> Who:
         """Return a process with all that is known of it."""
-        if (found := self._known.get(who)) is None:
-            found = self._known[who] = self._know(who)
-        return found
-
-    def _know(self, who: Who) -> Who:
-        if not who:
-            return who
-        if who.node in self.aliases:
-            who = replace(who, node=self.aliases[who.node])
-        if who.node is None and who.pod in self.nodes:  # pods may be named as their hosts are
-            who = replace(who, node=who.pod)
-        own = self.found.get(("pid", who.node, who.pid)) if who.node and who.pid else None
-        if own is not None and own.rank is not None:  # who.rank may be srun's task
-            who = replace(who, rank=own.rank)
+        if (full := self._known.get(who)) is not None:
+            return full
         known = next((self.found[handle] for handle in _handles(who) if handle in self.found), None)
         node = who.node or (self.node_of_address.get(who.address) if who.address else None)
-        who = replace(who, node=node) if node != who.node else who
-        return who if known is None or _differ(who, known) else who | known
+        full = replace(who, node=node)
+        if known is not None and not _differ(full, known):
+            full |= known
+        self._known[who] = full
+        return full
 
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
         node, pod = (None, line.node) if line.is_of_pod else (self.node_of(line), None)
-        pid = self.pid_of_file.get(line.source.shown) if line.pid is None else line.pid
-        return self.know(Who(self._rank_of(line), node, line.local_rank, pid, pod=pod))
+        return self.know(Who(self._rank_of(line), node, line.local_rank, line.pid, pod=pod))
 
     def _rank_of(self, line: Line) -> int | None:
         if line.is_of_task and self.are_tasks_agents:
@@ -106,15 +90,11 @@ class People:
         """Return the node on which a line was written; if nothing else tells, a file may have a node's name."""
         return line.node or self.node_of_file.get(line.source.shown)
 
-    def are_all_of_node(self, ranks: Sequence[int]) -> bool:
-        """Whether these are the ranks of one node, all of them; of a node without a word, as many as others have."""
+    def may_be_node(self, ranks: Sequence[int]) -> bool:
+        """Whether these may be all ranks of a node without a word: as many as each of the others has."""
         node_of = {number: who.node for (word, number, *_), who in self.found.items() if word == "rank" and who.node}
-        sizes = Counter(node_of.values())
-        nodes = {node_of[rank] for rank in ranks if rank in node_of}
-        if len(ranks) < 2 or len(nodes) > 1:
-            return False
-        is_rest = not nodes and self.world == len(ranks) * (len(sizes) + 1)
-        return is_rest or (bool(sizes) and all(sizes[node] == len(ranks) for node in nodes or sizes))
+        num_nodes = len(set(node_of.values())) + 1
+        return len(ranks) > 1 and node_of.keys().isdisjoint(ranks) and self.world == len(ranks) * num_nodes
 
     def announced(self, line: Line, *, is_caller: bool = True) -> Who:
         """Return whose error a line belongs to, according to mp.spawn, Ray or another parent; of several, the last.
@@ -130,8 +110,6 @@ class People:
             for above, part in self.scopes.get(line.source.shown, ())
             if above.number <= line.number + below * (part.rank is None)
             if is_caller or part.local_rank is None
-            if part.rank is None or above.pid == line.pid
-            if None in {above.node, line.node} or above.node == line.node  # one file may have the lines of many pods
         ]
         near = [(number, part) for number, part in reversed(parts) if number >= parts[-1][0] - SCOPE_LINES]
         who = NOBODY
@@ -141,25 +119,18 @@ class People:
             who |= part
         return who
 
-    def all_announced(self, line: Line) -> list[Who]:
-        """Return all whose error a line belongs to: Ray Train tells equal errors once, and names their ranks."""
-        above = [
-            (scope.number, who) for scope, who in self.scopes.get(line.source.shown, ()) if scope.number <= line.number
-        ]
-        return [self.know(who) for number, who in above if number == above[-1][0]]
-
 
 def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     """Collect ranks, nodes and addresses; `ends` are processes as launchers name them when they end."""
     worlds = [world for event in logs.of("comm", "world") if (world := event.number("world"))]
     largest = max(worlds, default=0)  # groups within the job are smaller, and number their ranks from 0
-    nodes, aliases = _find_nodes(logs)
+    nodes = _find_nodes(logs)
     people = People(
         world=largest if 0 < largest <= MAX_RANKS else None,
         are_tasks_agents=any(event.line.is_of_task for event in logs.of("failure-host", *_NAMES_PROCESSES)),
         files=max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0),
         node_of_address={event.values["address"]: node for event in logs.of("bootstrap") if (node := event.line.node)},
-        nodes=tuple(dict.fromkeys(aliases.get(node, node) for node in nodes)),
+        nodes=tuple(nodes),
         endpoint=next((event.values["endpoint"].rstrip(".,:") for event in logs.of("endpoint")), None),
         node_of_file={
             tail.source.shown: word
@@ -168,21 +139,15 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
             for word in _PATH_WORD.findall(tail.source.shown)
             if word in nodes
         },
-        pid_of_file={
-            tail.source.shown: int(match[1]) for tail in logs.tails if (match := _PID_IN_PATH.search(tail.source.shown))
-        },
-        aliases=aliases,
     )
     for event in logs.of("scope"):
-        scope = event.who | Who(address=event.values.get("address"))
-        ranks = parse_ranks(event.values.get("ranks", "")) or (scope.rank,)
-        people.scopes.setdefault(event.line.source.shown, []).extend(
-            (event.line, replace(scope, rank=rank)) for rank in ranks
-        )
+        ranks = parse_ranks(event.values.get("ranks", ""))
+        rank = ranks[0] if len(ranks) == 1 else None
+        scope = Who(rank=rank, address=event.values.get("address")) | event.who
+        people.scopes.setdefault(event.line.source.shown, []).append((event.line, scope))
     if not people.are_tasks_agents:
         people.rank_of_file = _find_file_ranks(logs)
     told = [*_by_prefix(logs, people), *ends, *_by_message(logs, largest)]
-    told = [replace(who, node=aliases.get(who.node, who.node)) for who in told]
     people.found = _index(told, is_one_node=len(people.nodes) <= 1 and _is_of_one_agent(logs))
     return people
 
@@ -197,20 +162,13 @@ def _is_of_one_agent(logs: Logs) -> bool:
     return max(len(outputs), len(folders), len(agents)) <= 1
 
 
-def _find_nodes(logs: Logs) -> tuple[dict[str, None], dict[str | None, str]]:
-    """Return the nodes that wrote something, and what those that paths name are called in the lines of their files."""
-    nodes: dict[str, None] = {}
-    hosts: defaultdict[str, set[str]] = defaultdict(set)
-    for event in logs.events:
-        in_path = event.line.source.node
-        if host := event.values["node"] if event.kind == "failure-host" else event.line.node:
-            nodes[host] = None
-            if in_path is not None and in_path != host:
-                hosts[in_path].add(host)
+def _find_nodes(logs: Logs) -> dict[str, None]:
+    """Return the nodes that wrote something, in the order of their lines."""
+    told = (event.values["node"] if event.kind == "failure-host" else event.line.node for event in logs.events)
+    nodes = dict.fromkeys(filter(None, told))
     if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
         nodes = dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node)
-    claims = Counter(name for names in hosts.values() for name in names)  # a name in many files is nobody's
-    return nodes, {node: name for node, names in hosts.items() for name in names if len(names) == claims[name] == 1}
+    return nodes
 
 
 def _by_prefix(logs: Logs, people: People) -> Iterator[Who]:
@@ -239,11 +197,7 @@ def _find_file_ranks(logs: Logs) -> dict[str, int]:
 
     A number in a name may be anything: a node, a part, a day, a run. So none of these files may say another rank.
     """
-    told: dict[str, set[int]] = {
-        tail.source.shown: set()
-        for tail in logs.tails
-        if (tail.source.rank, tail.source.local_rank) == (None, None) and not list_jobs([tail.source])
-    }
+    told: dict[str, set[int]] = {tail.source.shown: set() for tail in logs.tails if not list_jobs([tail.source])}
     for line in (*(event.line for event in logs.events), *(line for tail in logs.tails for line in tail.lines)):
         if line.rank is not None and line.source.shown in told:
             told[line.source.shown].add(line.rank)
@@ -326,8 +280,7 @@ def named(event: LogEvent) -> tuple[list[Who], tuple[str, ...]]:
 
 def own_rank(event: LogEvent) -> int | None:
     """Return the global rank that a line gives as its writer's; a subgroup numbers its ranks from 0."""
-    group = event.values.get("group", "0")
-    return event.number("rank") if group == "0" or "default_pg" in event.line.text else None
+    return event.number("rank") if event.values.get("group", "0") == "0" else None
 
 
 def peer_of(event: LogEvent, people: People) -> Who:

@@ -3,8 +3,8 @@
     times = Times(logs)
     times.of(line).is_before(times.of(other))
 
-A line without a time lies between its neighbors in the same file. A time without a year, or without a date, gets those
-of the other lines if that is unambiguous; otherwise it is on a clock of its own kind. Clocks of nodes that are off are
+A line without a time lies between its neighbors in the same file. A time without a year gets that of the other lines if
+that is unambiguous; otherwise, and without a date, it is on a clock of its own kind. Clocks of nodes that are off are
 corrected, and the spread of the correction widens the interval.
 
 How far a clock is off is estimated from events that all nodes saw at the same moment: a collective that times out does
@@ -51,18 +51,13 @@ class Times:
         stamps: defaultdict[str, dict[int, Line]] = defaultdict(dict)
         days: set[float] = set()
         for line in lines:
-            if line.time is None:
-                continue
-            stamps[line.source.shown][line.number] = line
-            if line.has_year:
-                days.add(line.time // _DAY_S)
+            if line.time is not None:
+                stamps[line.source.shown][line.number] = line
+                if line.has_year:
+                    days.add(line.time // _DAY_S)
         self._numbers = {shown: sorted(known) for shown, known in stamps.items()}
         self._lines = stamps
-        years = {datetime.fromtimestamp(day * _DAY_S, UTC).year for day in days}
-        self._years = tuple(sorted(years))
-        if not days:
-            days = {line.time // _DAY_S for line in lines if line.time is not None and line.has_date}
-        self._day_s = days.pop() * _DAY_S if len(days) == 1 else None
+        self._years = sorted({datetime.fromtimestamp(day * _DAY_S, UTC).year for day in days})
         self._offsets = estimate_offsets(logs)
 
     def of(self, line: Line) -> When:
@@ -99,8 +94,7 @@ class Times:
         if line.has_year:
             return time_s, CALENDAR
         if not line.has_date:
-            day_s = self._day_s
-            return (time_s, DATELESS) if day_s is None else (day_s + time_s, CALENDAR if self._years else _YEARLESS)
+            return time_s, DATELESS
         moment = datetime.fromtimestamp(time_s, UTC)
         year = self._year_of(moment.month)
         if year is None:

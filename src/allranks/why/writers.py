@@ -11,7 +11,7 @@ from signal import SIGTERM
 
 from msgspec.structs import replace
 
-from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Same, Who
+from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Who
 from allranks.model.finding import Confidence
 from allranks.why.logs.log_events import Logs
 
@@ -22,16 +22,15 @@ _OUTERMOST = frozenset(("<module>", "_bootstrap", "_wrap"))
 """The function in which a traceback begins that nobody caught: of a script, multiprocessing, mp.spawn."""
 
 
-def find_uncaught(logs: Logs) -> dict[tuple[object, str], bool]:
-    """Return the writers and texts of exceptions that may have ended a process, and whether nobody caught them.
+def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
+    """Return the writers and texts of exceptions that may have ended a process.
 
-    Python shows a caught one from the function on that caught it, without the script's own frame: if that is `main`,
-    it may have told the exception and left. Hydra ends the process, and leaves frames out. Of mixed lines, one of equal
-    tracebacks has that frame; of a chain, the last one. Frames may be missing.
+    Python shows a caught one from the function on that caught it, without the script's own frame. Hydra ends the
+    process, and leaves frames out. Of mixed lines, one of equal tracebacks has that frame; of a chain, the last one.
+    Frames may be missing.
     """
     uncaught: set[tuple[object, str]] = set()
     bare: set[tuple[object, str]] = set()
-    mains: set[tuple[object, str]] = set()
     caught: set[tuple[object, str]] = set()
     functions: dict[object, set[str]] = {}
     chains: dict[object, list[str]] = {}
@@ -50,9 +49,9 @@ def find_uncaught(logs: Logs) -> dict[tuple[object, str], bool]:
             chains[writer] = [*(chains.get(writer, []) if writer in linked else []), event.line.text]
             linked.discard(writer)
             shown = functions.pop(writer, None)
-            found = bare if shown is None else uncaught if shown & _OUTERMOST else mains if "main" in shown else caught
+            found = bare if shown is None else uncaught if shown & _OUTERMOST else caught
             found.update((writer, text) for text in chains[writer])
-    return dict.fromkeys(mains, False) | dict.fromkeys(uncaught | (bare - caught - mains), True)
+    return uncaught | (bare - caught)
 
 
 def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
@@ -84,11 +83,9 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         has_lost = any(fact.kind in _LOSSES and fact.who.rank is None for fact in below)
         may_be_all = first.is_fatal or not first.is_generic  # who caught it may have gone on, until it was ended
         whos = _find_writers(first.who, len(same), near, may_be_all) if len(same) + has_lost <= len(near) else ()
-        steps = [fact.when for fact in below if fact.kind is FactKind.STEP]
-        if any(when.earliest_s == when.latest_s is not None for when in steps):
-            whos = ()  # loggers write at once: it went on
         # It may have gone on, or what it had buffered stands below.
-        most = Confidence.LIKELY if steps or not may_be_all else Confidence.CERTAIN
+        has_steps = any(fact.kind is FactKind.STEP for fact in below)
+        most = Confidence.LIKELY if has_steps or not may_be_all else Confidence.CERTAIN
         confidence = first.confidence.at_most(most)
         yield from (
             (replace(fact, who=who, speaker=who, confidence=confidence) for fact, who in zip(same, whos, strict=True))
@@ -104,9 +101,8 @@ def _find_writers(who: Who, num: int, ended: Sequence[Fact], may_be_all: bool) -
     these are as many, or (`may_be_all`) with them those that it ended meanwhile. A single one may have been caught by
     anybody.
     """
-    near = [end for end in ended if end.who.compare_machines(who) is not Same.NO]
-    of_local_rank = [end.who for end in near if end.who.local_rank == who.local_rank is not None]
-    failed = [end.who for end in near if end.code in _OF_ERRORS]
-    both = [*failed, *(end.who for end in near if end.code is None and end.signal == SIGTERM)]
+    of_local_rank = [end.who for end in ended if end.who.local_rank == who.local_rank is not None]
+    failed = [end.who for end in ended if end.code in _OF_ERRORS]
+    both = [*failed, *(end.who for end in ended if end.code is None and end.signal == SIGTERM)]
     groups = [of_local_rank] if who.is_process else [failed, both][: 1 + may_be_all] if num > 1 else []
     return next((whos for whos in groups if len(whos) == num), ())

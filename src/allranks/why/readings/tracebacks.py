@@ -162,7 +162,8 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     has_ends = next(reader.logs.of("agent-failed", "failures", "launcher-failed", "task-end"), None) is not None
     by_writer: dict[object, list[Traceback]] = {}
     for traceback in own:
-        line, whos = traceback.line, reader.speakers_of(traceback.line)
+        line = traceback.line
+        who = reader.speaker_of(line)
         same = by_writer.setdefault(_name_process(line, reader), [])
         if same and (same[0].headline != traceback.headline or len(same) == MAX_RAISED):
             continue
@@ -172,29 +173,28 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
-        is_uncaught, has_steps_below = reader.is_uncaught(line), line.number < steps.get(line.source.shown, 0)
+        may_end, has_steps_below = reader.may_end(line), line.number < steps.get(line.source.shown, 0)
         has_gone_on = has_steps_below and known.user_frame is None  # a library logged it
         seems_to_go_on = has_steps_below and not has_ends
-        may_go_on = has_gone_on or (seems_to_go_on and not is_uncaught)
-        is_last_word = is_uncaught or (bool(whos[0]) and not seems_to_go_on)
+        may_go_on = has_gone_on or (seems_to_go_on and not may_end)
+        is_last_word = may_end or (bool(who) and not seems_to_go_on)
         is_sure = is_told and is_last_word and not (has_gone_on or known.is_of_communication)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.UNDECIDED if has_gone_on else Confidence.LIKELY
-        for who in whos:
-            yield reader.state(
-                FactKind.RAISED,
-                line,
-                more=[frame.line] if frame else [],
-                who=who,
-                when=reader.time_of(line),
-                cause=cause.name,
-                confidence=confidence if known.kind else Confidence.UNDECIDED,
-                alternatives=() if is_sure else cause.also,
-                told=(f"{where}: " if where else "") + text[:300],
-                is_generic=not known.is_known or not reader.may_end(line),
-                is_fatal=reader.may_end(line) and not may_go_on,
-                things=(where,) if where else (),
-            )
+        yield reader.state(
+            FactKind.RAISED,
+            line,
+            more=[frame.line] if frame else [],
+            who=who,
+            when=reader.times.of(line),
+            cause=cause.name,
+            confidence=confidence if known.kind else Confidence.UNDECIDED,
+            alternatives=() if is_sure else cause.also,
+            told=(f"{where}: " if where else "") + text[:300],
+            is_generic=not known.is_known or not reader.may_end(line),
+            is_fatal=reader.may_end(line) and not may_go_on,
+            things=(where,) if where else (),
+        )
 
 
 def _name_process(line: Line, reader: FactReader) -> object:
