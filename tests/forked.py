@@ -53,7 +53,7 @@ def _serve() -> subprocess.Popen[bytes]:
     """Import torch once. It ends when its stdin does, so with this process at the latest."""
     server = subprocess.Popen(
         [sys.executable, str(FORK_RANKS), "--serve"],
-        env=clean_env(os.environ, PYTHONIOENCODING="utf-8"),
+        env=clean_env(os.environ, PYTHONIOENCODING="utf-8", TORCHINDUCTOR_COMPILE_THREADS="1"),  # read by the import
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
