@@ -166,7 +166,6 @@ def read(line: str) -> dict[str, tuple[FactKind | None, Said, dict[str, str]]]:
          {"interface": "veth25f2e72"}),
         ("wrong-nic", "Bootstrap : Using lo:127.0.0.1<0>", None, SELF, {"interface": "lo"}),
         ("ip-family-mismatch", "The IPv6 network addresses of (10.0.0.1, 29500)", None, SELF, {}),
-        ("elastic-no-resume", "will not load any checkpoints and will start from random", None, SELF, {}),
         ("nan-loss", "[deepspeed] OVERFLOW! Rank 0 Skipping step", None, SELF, {}),
     ],
 )  # fmt: skip
