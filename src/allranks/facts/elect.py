@@ -173,6 +173,8 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         part = RootPart.CULPRIT if blamed else RootPart.UNDECIDED
     elif best.sort in {Sort.GONE, Sort.ORDER}:
         most, blamed = Confidence.LIKELY, ()
+    if best.kind is FactKind.ENDED and not blamed:  # its launcher names nobody: who did not lose it
+        blamed = _find_silent(items, world)
     # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
     is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
     files = {item.place.source for item in items if not is_outside(item)}
@@ -205,7 +207,7 @@ def _find_silent(items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
     """Return the one rank that says nothing where all others, two or more, lost somebody or waited."""
     suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}}
     silent = _find_others(suffered, items, world)
-    return silent if len(silent) == 1 and world is not None and world >= FEW else ()
+    return silent if len(silent) == 1 and len(suffered) > 1 else ()
 
 
 def _find_absent(group: str | None, items: Sequence[Item], world: int | None) -> tuple[tuple[Who, ...], Confidence]:

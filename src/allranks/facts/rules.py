@@ -57,6 +57,12 @@ def _is_one_file(reason: Item, effect: Item) -> bool:
 # --- Why a process lost another one, or waited ------------------------------------------------------------------------
 
 
+def may_keep_away(reason: Item, effect: Item) -> bool:
+    """Whether it may be why a rank is absent: not a fault that is told from outside, of another machine."""
+    is_elsewhere = is_outside(reason) and reason.who.compare_machines(effect.who) is Same.NO
+    return not_later(reason, effect) and not is_elsewhere
+
+
 def is_reason(item: Item) -> bool:
     """Whether it may be why others lost its process, and did not itself follow from a loss."""
     has_suffered = any(cause.sort is not Sort.BREAK for cause in item.causes)

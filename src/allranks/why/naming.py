@@ -29,8 +29,6 @@ from allranks.why.readings.tracebacks import read_tracebacks
 _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
 """In the formats of argparse and of torchrun's summary."""
 _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
-_OF_OTHERS = frozenset((SIGTERM, SIGABRT))
-"""Signals by which the failure of another process may end one."""
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
 _NUMBERS = re.compile(r"[0-9]+")
 T = TypeVar("T")
@@ -53,15 +51,19 @@ def name_somebody(
     Ranks that other lines show as `hurt` are not named by hearsay.
     """
     culprit, confidence = conclusion.culprit, conclusion.confidence
-    own = [fact for fact in explained if fact.who.rank is not None and fact.signal not in _OF_OTHERS]
+    # Another process's failure ends a process by them; but a kernel's failure aborts the one that ran it.
+    of_others = (SIGTERM,) if conclusion.cause.family is Family.GPU else (SIGTERM, SIGABRT)
+    own = [fact for fact in explained if fact.who.rank is not None and fact.signal not in of_others]
     own = [fact for fact in own if _may_be_its(fact, facts)]
     is_of_all = not any(fact.who for fact in facts) and _count_alike(facts, logs) >= len(own) > 1
     if is_of_all:  # each in its own time
         culprit = replace(culprit, ranks=(), nodes=())
     if own and not culprit.ranks and not is_of_all and any(fact.kind in _OWN for fact in facts):
         first = min(own, key=lambda end: not end.is_first_observed)
-        if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
+        is_aborted = first.signal == SIGABRT  # of several that were, the launcher tells the lowest rank
+        if (first.is_first_observed and not is_aborted) or len({fact.who.rank for fact in own}) == 1:
             culprit |= describe(first.who, with_process=True)
+            confidence = confidence.at_most(Confidence.LIKELY if is_aborted else Confidence.CERTAIN)
     if not culprit and facts and all(map(is_suffered, facts)):  # it names its peer elsewhere
         for fact in explained:
             if is_suffered(fact) and fact.who == facts[0].who:

@@ -30,6 +30,8 @@ SCOPE_LINES = 4
 """Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
 _NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
 _SUFFIX = re.compile(r"\.[a-z]{1,6}$")
+_PID_IN_PATH = re.compile(r"worker-[0-9a-f]{40,60}(?:-[0-9a-f]{8}-|_)(\d{1,7})\.(?:err|log|out)$")
+"""Ray's logs of a session: worker-WORKER-JOB-PID.err, python-core-worker-WORKER_PID.log."""
 _PATH_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
@@ -54,6 +56,8 @@ class People:
     """Of files that are named after a node which lines name."""
     rank_of_file: dict[str, int] = field(default_factory=dict)
     """Of files whose names have only a number."""
+    pid_of_file: dict[str, int] = field(default_factory=dict)
+    """Of files that are named after their process."""
     found: dict[tuple[object, ...], Who] = field(default_factory=dict)
     """What is known of a process, by each of its handles."""
     _known: dict[Who, Who] = field(default_factory=dict, repr=False)
@@ -79,7 +83,8 @@ class People:
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
         node, pod = (None, line.node) if line.is_of_pod else (self.node_of(line), None)
-        return self.know(Who(self._rank_of(line), node, line.local_rank, line.pid, pod=pod))
+        pid = self.pid_of_file.get(line.source.shown) if line.pid is None else line.pid
+        return self.know(Who(self._rank_of(line), node, line.local_rank, pid, pod=pod))
 
     def _rank_of(self, line: Line) -> int | None:
         if line.is_of_task and self.are_tasks_agents:
@@ -138,6 +143,9 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
             if tail.source.node is None
             for word in _PATH_WORD.findall(tail.source.shown)
             if word in nodes
+        },
+        pid_of_file={
+            tail.source.shown: int(match[1]) for tail in logs.tails if (match := _PID_IN_PATH.search(tail.source.shown))
         },
     )
     for event in logs.of("scope"):

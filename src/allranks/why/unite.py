@@ -5,6 +5,7 @@ unite([ended(pid=3981, code=1), ended(rank=5, pid=3981, code=1, is_first_observe
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import reduce
@@ -21,6 +22,9 @@ from allranks.why.writers import give_writers
 
 EXACT_S = 2.0
 """A time of a line is at most as wide: a second, and what clocks differ by."""
+_KILLED = re.compile(r"(?:[Kk]ill(?:ed)? process \d+,? \(|task=)([^),]+)")
+_NAMES = ("python", "pt_", "ray", "torchrun", "train")
+"""How the kernel calls processes of a training: torch sets pt_data_worker, pt_main_thread."""
 _ENDS = frozenset((FactKind.ENDED, FactKind.LAUNCHER_KILL))
 _NAMELESS = frozenset((FactKind.ENDED, FactKind.MISSING))
 """Of these, who is meant may stand in another line."""
@@ -59,10 +63,16 @@ def _split_runs(ends: Sequence[Fact]) -> list[list[Fact]]:
 
 
 def _unite_told(same: Sequence[Fact]) -> Fact:
-    """Return an end; if only a kernel tells it, of a process that nobody knows, it may be anybody's."""
+    """Return an end; if only a kernel tells it, of a process that nobody knows, it may be anybody's.
+
+    It is likely the job's, unless the name of what was killed is no Python's.
+    """
     fact = _join(same)
-    is_known = any(one.said is not Said.KERNEL for one in same) or (fact.who.rank, fact.who.local_rank) != (None, None)
-    return fact if is_known else replace(fact, confidence=Confidence.LIKELY)
+    if any(one.said is not Said.KERNEL for one in same) or (fact.who.rank, fact.who.local_rank) != (None, None):
+        return fact
+    name = _KILLED.search(fact.places[0].text)
+    is_other = name is not None and not name[1].startswith(_NAMES)
+    return replace(fact, confidence=Confidence.UNDECIDED if is_other else Confidence.LIKELY)
 
 
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:

@@ -83,9 +83,11 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         has_lost = any(fact.kind in _LOSSES and fact.who.rank is None for fact in below)
         may_be_all = first.is_fatal or not first.is_generic  # who caught it may have gone on, until it was ended
         whos = _find_writers(first.who, len(same), near, may_be_all) if len(same) + has_lost <= len(near) else ()
+        steps = [fact.when for fact in below if fact.kind is FactKind.STEP]
+        if any(when.earliest_s == when.latest_s is not None for when in steps):
+            whos = ()  # loggers write at once: it went on
         # It may have gone on, or what it had buffered stands below.
-        has_steps = any(fact.kind is FactKind.STEP for fact in below)
-        most = Confidence.LIKELY if has_steps or not may_be_all else Confidence.CERTAIN
+        most = Confidence.LIKELY if steps or not may_be_all else Confidence.CERTAIN
         confidence = first.confidence.at_most(most)
         yield from (
             (replace(fact, who=who, speaker=who, confidence=confidence) for fact, who in zip(same, whos, strict=True))
