@@ -31,6 +31,7 @@ from allranks.watch.ask_torch import (
     GLOO,
     MAX_ENTRIES,
     NCCL,
+    NOT_ASKED,
     NOTHING_ON,
     SILENT,
     STILL_S,
@@ -250,6 +251,13 @@ def test_whatever_is_raised_is_a_line_of_what_is_not_seen() -> None:
     asked.recorders._question.ask(fail)
     assert asked.look(1.0, look_of(1 << 22, 0)) == {}
     assert asked.recorders.limits == ["the calls of rank 0: torch cannot be asked: MemoryError('all of it')"]
+
+
+def test_a_job_that_never_stands_still_is_told_as_one_that_was_not_asked() -> None:
+    asked = Asked()
+    for tick in range(40):  # 10 s
+        assert asked.recorders.limits == ([] if tick <= 33 else [NOT_ASKED])
+        asked.look(0.25 * tick, look_of(1 << 22, 0, nccl_ops=tick))
 
 
 def test_a_byte_in_nccl_s_pipe_makes_it_write_its_dump(start: Start, tmp_path: Path) -> None:

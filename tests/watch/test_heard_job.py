@@ -144,6 +144,17 @@ def test_a_node_that_never_answers_is_named() -> None:
     assert heard.describe_progress(11.0) == "still waiting for n2 after 11 s; 1 of 2 nodes have answered"
 
 
+def test_a_node_whose_clock_stood_still_is_heard() -> None:
+    heard = HeardJob("7", ["n1"])
+    began_s = heard._now_s
+    for at_s in range(1, 60):  # its machine is paused for a minute after the first look
+        passed_s = at_s + (60 if at_s > 1 else 0)
+        heard.hear(look(rank(0), at_s=float(at_s)), began_s + passed_s)
+        assert heard.opinion.exit_code == 0
+        assert not any(node.silent_s for node in heard.status(passed_s).nodes)
+    assert not any("n1" in line for line in heard.opinion.limits)
+
+
 def test_a_job_is_looked_at_as_long_as_the_node_that_is_looked_at_least() -> None:
     heard = HeardJob("7", [])
     assert heard.looked_s == 0.0

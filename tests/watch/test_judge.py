@@ -108,6 +108,14 @@ def test_a_state_is_one_line_and_so_is_what_could_not_be_seen() -> None:
     ]
 
 
+def test_what_a_debugger_holds_is_not_continued_by_a_signal() -> None:
+    text = next(case.text for _, case in ALL if case.name == "a rank is held by a debugger")
+    *_, (_, opinion) = opinions(read_case(text))
+    assert (
+        describe(opinion, PLAIN)[3] == "  fix  on node01: TracerPid in /proc/110/status is the debugger; let it detach"
+    )
+
+
 def test_a_node_whose_looks_come_late_for_long_keeps_its_clock() -> None:
     history, coming = LookHistory(), list[tuple[float, NodeLook]]()
     for node, failed_s in (("a", 60.0), ("b", 60.8)):  # one rank each; those of node a come late from 48 s on

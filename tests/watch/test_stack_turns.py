@@ -97,10 +97,10 @@ def test_backward_and_wait_are_for_others_only_where_the_process_does_nothing(op
     assert (seen.operation, seen.is_collective) == (operation, is_still)
 
 
-def look(*, cpu_s: float = 1.0, carried: int | None = None) -> ProcessLook:
+def look(*, cpu_s: float = 1.0, num_switches: int = 5, carried: int | None = None) -> ProcessLook:
     socket = SocketSeen(own_address="a", own_port=1, peer_address="b", peer_port=2, acked_bytes=carried)
     sockets = () if carried is None else (socket,)
-    return ProcessLook(pid=7, role=ProcessRole.WORKER, cpu_s=cpu_s, sockets=sockets)
+    return ProcessLook(pid=7, role=ProcessRole.WORKER, cpu_s=cpu_s, num_switches=num_switches, sockets=sockets)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,7 @@ def look(*, cpu_s: float = 1.0, carried: int | None = None) -> ProcessLook:
         (look(), look(), True, True),
         (look(), look(cpu_s=1.01), True, True),  # threads that only wake up now and then
         (look(), look(cpu_s=1.5), False, False),
+        (look(), look(num_switches=6), False, False),
         (look(carried=10), look(carried=10, cpu_s=1.5), False, True),  # a loop that never ends
         (look(carried=10), look(carried=11), True, True),
         (look(carried=10), look(carried=11, cpu_s=1.5), False, False),
@@ -138,7 +139,6 @@ def busy(read_s: float) -> Track:
 
 def quiet(for_s: float, read_s: float) -> Track:
     track = Track("n1", look(), NOW_S, NOW_S - for_s)
-    track.cpu.extend([(NOW_S - for_s, 1.0), (NOW_S, 1.0)])
     track.read_s = read_s
     return track
 
@@ -167,7 +167,7 @@ def test_of_many_ranks_as_many_busy_ones_are_read_as_of_eight() -> None:
 def test_a_hang_is_read_every_2_s() -> None:
     rank, times = busy(NOW_S - 7.0), []
     assert choose([rank], now_s=NOW_S) == []
-    rank.cpu.appendleft((NOW_S - 2.0, 1.0))
+    rank.still_s = NOW_S - 2.0
     for quarter in range(4 * 12):
         if choose([rank], now_s=NOW_S + quarter / 4):
             times.append(quarter / 4)

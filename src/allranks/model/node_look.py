@@ -138,6 +138,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     state: ProcessState = ProcessState.RUNNING
     cpu_s: Age = 0.0
     """Processor time so far, all threads."""
+    num_switches: Amount = 0
+    """How often its main thread went to sleep; a process that still moves changes it."""
     rss_bytes: Amount = 0
     end: EndSeen | None = None
     """It has ended; it is told so for the rest of the watch."""

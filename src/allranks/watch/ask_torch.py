@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import time
 from collections import defaultdict
@@ -44,7 +45,6 @@ from allranks.host.process import path_of, read_file
 from allranks.host.sockets import read_proc
 from allranks.host.threads import ThreadQuestion
 from allranks.model.beat import MAX_SIZES
-from allranks.model.foreign import FIRST_USE
 from allranks.model.node_look import MAX_TOLD_CALLS, FlightSeen
 from allranks.report.text import fold_ranks
 from allranks.watch.since import LookHistory
@@ -60,6 +60,7 @@ SERVER = "pt_workerserver"
 """Name of the server's thread, and of those that it starts."""
 NCCL, GLOO = "dump_nccl_trace_json", "fr_trace_json"
 SILENT = f"torch did not answer within {ANSWER_S:.0f} s"
+NOT_ASKED = "torch was not asked, as something has moved between ranks all the time"
 NOTHING_ON = "torch's worker server is not on, nor NCCL's dump pipe"
 _ACCEPT = {"x86_64": ("43", "288"), "aarch64": ("202", "242")}
 """Numbers of accept(2) and accept4(2)."""
@@ -105,6 +106,8 @@ class TorchRecorders:
             if isinstance(told := self._told.get(pid), str):
                 problems[told].append(rank)
         self.limits = [f"the calls of {fold_ranks(those)}: {problem}"[:300] for problem, those in problems.items()]
+        is_late = any(now_s - node.first_s > STILL_S + EVERY_S for node in history.nodes.values())
+        self.limits += [NOT_ASKED] * (is_late and not self._due_s)
         return {pid: told for pid, told in self._told.items() if isinstance(told, FlightSeen)}
 
 
@@ -118,45 +121,54 @@ def ask_recorders(
         at_s: the time now, by the clock of the looks.
         pokes: pids whose dump pipe may be written to; None: all. Others that have no server are not in the answer.
     """
-    now_ns = time.time_ns()
+    import asyncio  # which only --ask needs, and which is slow to import
 
-    def ask(pid: int) -> _Told:
+    async def ask(pid: int, rank: int) -> Mapping[str, bytes] | FlightSeen | str | None:
+        async with asyncio.timeout(ANSWER_S):
+            if (port := find_server(pid, root=root)) is not None:
+                told = {handler: await post(port, handler) for handler in (NCCL, GLOO)}
+                return {handler: body for handler, body in told.items() if body is not None}
+            if pokes is not None and pid not in pokes:
+                return None
+            if (poked := poke_pipe(pid, rank, root=root)) is None:
+                return NOTHING_ON
+            while True:
+                await asyncio.sleep(0.05)
+                with contextlib.suppress(OSError, DumpError):  # it is still being written
+                    if _stamp(poked[0]) != poked[1]:
+                        return _as_flight({NCCL: read_regular(poked[0], at_most=MAX_BYTES)}, rank, *now)
+
+    async def post(address: tuple[str, int], handler: str) -> bytes | None:
+        answer = bytearray()
+        reader, writer = await asyncio.open_connection(*address)
         try:
-            answers = _ask_server(pid, root=root)
-            if answers is not None:
-                return _as_flight(answers, ranks[pid], at_s, now_ns)
-            return _ask_pipe(pid, ranks[pid], at_s, now_ns, root=root) if pokes is None or pid in pokes else ""
-        except TimeoutError:
-            return SILENT
-        except Exception as exc:  # whatever it has answered, it costs only this
-            return f"torch cannot be asked: {exc}"
-
-    questions = {pid: ThreadQuestion[_Told]("allranks-ask") for pid in ranks}
-    for pid, question in questions.items():
-        question.ask(partial(ask, pid))
-    return {pid: told for pid, question in questions.items() if (told := question.take(waits=True))}
-
-
-def _ask_server(pid: int, *, root: Path) -> dict[str, bytes] | None:
-    """Return what each handler of a process's worker server answers, where it is known; None: there is no server."""
-    from http.client import HTTPConnection  # which only --ask needs
-
-    if (address := find_server(pid, root=root)) is None:
-        return None
-    answers, deadline_s = dict[str, bytes](), time.monotonic() + ANSWER_S
-    for handler in (NCCL, GLOO):
-        with contextlib.closing(HTTPConnection(*address, timeout=ANSWER_S)) as connection:
-            connection.request("POST", f"/handler/{handler}")
-            response, body = connection.getresponse(), bytearray()
-            while part := response.read1(1 << 18):
-                body += part
-                if len(body) > MAX_BYTES:
+            writer.write(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
+            while part := await reader.read(1 << 18):
+                answer += part
+                if len(answer) > MAX_BYTES:
                     raise OSError(f"its answer has more than {MAX_BYTES >> 20} MiB")
-                if time.monotonic() > deadline_s:
-                    raise TimeoutError
-            if response.status == 200:
-                answers[handler] = bytes(body)
-    return answers
+        finally:
+            writer.transport.abort()
+        head, _, body = bytes(answer).partition(b"\r\n\r\n")
+        if not (status := re.match(rb"HTTP/1\.\d (200|404)\b", head)):
+            raise OSError(f"its answer begins with {head[:60]!r}")
+        return body if status[1] == b"200" else None
+
+    async def ask_all() -> list[Any]:
+        return await asyncio.gather(*map(ask, ranks, ranks.values()), return_exceptions=True)
+
+    now, told = (at_s, time.time_ns()), dict[int, _Told]()
+    for (pid, rank), answer in zip(ranks.items(), asyncio.run(ask_all()), strict=True):
+        try:
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is not None:
+                told[pid] = _as_flight(answer, rank, *now) if isinstance(answer, Mapping) else answer
+        except TimeoutError:
+            told[pid] = SILENT
+        except Exception as exc:  # whatever it has answered, it costs only this
+            told[pid] = f"torch cannot be asked: {exc}"
+    return told
 
 
 def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -> FlightSeen:
@@ -171,8 +183,7 @@ def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -
         raise DumpError("this torch has no flight recorder that can be asked")
     if any(data.count(b"{") > MAX_ENTRIES for data in told.values() if not data.startswith(b"\x80")):
         raise DumpError(f"its answer has more than {MAX_ENTRIES:,} entries")
-    with FIRST_USE:
-        dumps = [(handler, parse_dump(data, rank=rank, keep=KEPT_CALLS)) for handler, data in told.items()]
+    dumps = [(handler, parse_dump(data, rank=rank, keep=KEPT_CALLS)) for handler, data in told.items()]
     calls, about = list[dict[str, Any]](), defaultdict[str, dict[str, Any]](dict)
     for handler, dump in dumps:
         more = "/gloo" if len(dumps) > 1 and handler == GLOO else ""
@@ -189,8 +200,7 @@ def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -
     # One that has recorded nothing may be off (TORCH_FR_BUFFER_SIZE=0).
     is_whole = bool(calls) and all(dump.is_whole for _, dump in dumps)
     seen = {"at_s": at_s, "called_s": called_s, "calls": calls[-MAX_TOLD_CALLS:], "is_whole": is_whole}
-    with FIRST_USE:
-        return msgspec.convert(seen | about | {"formed_again": [*about["formed_again"]]}, FlightSeen)
+    return msgspec.convert(seen | about | {"formed_again": [*about["formed_again"]]}, FlightSeen)
 
 
 def find_server(pid: int, *, root: Path = Path("/")) -> tuple[str, int] | None:
@@ -217,20 +227,19 @@ def find_server(pid: int, *, root: Path = Path("/")) -> tuple[str, int] | None:
     raise OSError("its worker server listens at no TCP port")
 
 
-def _ask_pipe(pid: int, rank: int, at_s: float, now_ns: int, *, root: Path) -> _Told:
-    """Return what NCCL writes into its file once a byte has come through its pipe.
+def poke_pipe(pid: int, rank: int, *, root: Path = Path("/")) -> tuple[Path, object] | None:
+    """Have NCCL write its dump. Returns the file, and what it is like before; None: the job has no such pipe.
 
     Raises:
         OSError: the pipe is missing, another user's, or nobody reads it; or nothing says which file it is.
-        TimeoutError: it writes none.
     """
     env = read_live_environment(pid, root=root) or {}
     if not (pipe := env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")):
-        return NOTHING_ON
+        return None
     if not (dump := env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")):
         raise OSError("NCCL's dump pipe is on, but TORCH_FR_DUMP_TEMP_FILE is not set")
     file = path_of(pid, f"{dump}{rank}", root=root)
-    before, deadline_s = _stamp(file), time.monotonic() + ANSWER_S
+    before = _stamp(file)
     with contextlib.ExitStack() as left:
         # Without rights first: whatever a link leads to, only a pipe of the rank's own user is opened.
         held = os.open(path_of(pid, f"{pipe}{rank}.pipe", root=root), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -241,12 +250,7 @@ def _ask_pipe(pid: int, rank: int, at_s: float, now_ns: int, *, root: Path) -> _
         writable = os.open(f"/proc/self/fd/{held}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         left.callback(os.close, writable)
         os.write(writable, b"1")
-    while time.monotonic() < deadline_s:
-        with contextlib.suppress(OSError, DumpError):  # it is still being written
-            if _stamp(file) != before:
-                return _as_flight({NCCL: read_regular(file, at_most=MAX_BYTES)}, rank, at_s, now_ns)
-        time.sleep(0.05)
-    raise TimeoutError
+    return file, before
 
 
 def _stamp(path: Path) -> object:

@@ -116,7 +116,7 @@ class HeardJob:
     def _silent(self) -> dict[str, float]:
         """Nodes that do not answer, and for how many seconds."""
         heard_s = dict.fromkeys(self._nodes, self._began_s)
-        heard_s |= {name: node.told_s for name, node in self._history.nodes.items()}
+        heard_s |= {name: node.heard_s for name, node in self._history.nodes.items()}
         ages = {} if self.is_over else {node: self._now_s - at_s for node, at_s in heard_s.items()}
         return {node: age_s for node, age_s in ages.items() if age_s > SILENT_S}
 

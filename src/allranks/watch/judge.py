@@ -27,6 +27,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -143,12 +144,14 @@ class _Court:
         self._was_stopped = bool(self.ended) and self._was_stopped_from_outside()
         self._settle_s = STOP_S if self.ended and _is_asked(self.ended[0]) else SETTLE_S
         told_s = max((node.told_s for node in self._history.nodes.values()), default=0.0)
-        self._is_suspended = self._history.suspended_s >= told_s
+        self._is_suspended = bool(ranks.living) and self._history.suspended_s >= told_s
 
     def find(self) -> tuple[Finding, ...]:
         """Return the verdicts that hold now, of the first kind that there is."""
         if self.ended:
             return self._judge_ended()
+        if self._is_suspended:
+            return ()
         return self._judge_store() or self._judge_stopped() or self._judge_links() or self._judge_exited()
 
     def stood(self) -> Iterator[WatchState]:
@@ -168,9 +171,12 @@ class _Court:
         if self._is_suspended:
             text = "the job is suspended: all of its processes are stopped (scontrol suspend, a frozen cgroup, ^Z)"
             yield WatchState(text, cause="process-stopped")
-        for track in self._held(ProcessRole.LAUNCHER) if not self._history.proven else ():
-            text = f"{_name(track)} has been {_say_held(track)}"
-            yield make_state(text, (), track, cause="process-stopped")
+        named = {finding.subject for finding in self._history.proven}
+        launchers = [track for track in self._held(ProcessRole.LAUNCHER) if _say_subject(track) not in named]
+        if launchers and self._ranks.living:
+            first, who = launchers[0], " and ".join(map(_name, launchers[:4]))
+            text = f"{who} {'has' if len(launchers) == 1 else 'have'} been {_say_held(first)}"
+            yield make_state(text, (), first, first.state_s, cause="process-stopped")
 
     # Ends
 
@@ -200,13 +206,15 @@ class _Court:
         return len(asked) > 1 or len(self._ranks.workers) == 1 or is_gone
 
     def _say_ends(self) -> str:
-        """`ranks 0,2 ended with SIGTERM, rank 1 ended with SIGKILL`; before it, launchers that a signal ended."""
+        """`all 3 ranks ended (2 with SIGTERM, 1 with SIGKILL)`; before it, which launcher was ended by a signal."""
         ranks = [track for track in self.ended if track.look.role is ProcessRole.WORKER]
         others = [track for track in self.ended if track.look.role in (ProcessRole.LAUNCHER, ProcessRole.STORE)]
-        ends = [(_name(track), track.how) for track in others]
-        for how in dict.fromkeys(track.how for track in ranks):
-            ends.append((fold_ranks(track.look.rank or 0 for track in ranks if track.how == how), how))
-        return ", ".join(f"{who} ended with {how}" for who, how in ends)
+        parts = [f"{_name(track)} ended with {track.how}" for track in others]
+        hows = [f"{num} with {how}" for how, num in Counter(track.how for track in ranks).items()]
+        how = f"({', '.join(hows)})" if len(hows) > 1 else "".join(hows).partition(" ")[2]
+        is_all = len(ranks) == len(self._ranks.workers) > 1
+        who = f"all {len(ranks)} ranks" if is_all else fold_ranks(track.look.rank or 0 for track in ranks)
+        return ", ".join([*parts, *([f"{who} ended {how}"] if ranks else [])])
 
     def _left_before(self, first_s: float) -> list[Track]:
         return [track for track in self._left if -LOOK_S <= first_s - track.ended_s <= LEFT_S]
@@ -225,8 +233,9 @@ class _Court:
         unsure = [facts[fact] for root in roots for fact in root.facts if root.part is RootPart.UNDECIDED]
         if not unsure:
             return tuple(self._name_ended([facts[fact] for fact in root.facts]) for root in roots)
-        ways = "; ".join(f"{_name(track)} ended with {track.how}" for track in unsure)
-        what = f"one of these ended first, within one look: {ways}"
+        hows = ["was killed by" if track.end.signal else "ended with" for track in unsure]
+        ways = [f"{_name(track)} {how} {track.how}" for track, how in zip(unsure, hows, strict=True)]
+        what = f"one of these ended first, within one look: {'; '.join(ways)}"
         return (self._fault("AR407", what, unsure, confidence=Confidence.UNDECIDED),)
 
     def _state_facts(self, first_s: float) -> Iterator[tuple[Fact, Track]]:
@@ -309,7 +318,7 @@ class _Court:
         held, port = self._held(*MAIN), self._history.store_port
         for track in self._history.tracks(*MAIN):
             is_held = track in held
-            never_runs = track.cpu_share == 0 and track.look.state in (ProcessState.SLEEPING, ProcessState.BLOCKED)
+            never_runs = track.is_alive and track.cpu_share == 0 and track.look.state is not ProcessState.RUNNING
             unread = track.unread_at(port)
             for_s = track.told_s - min((flow.unread_s for flow in unread), default=track.told_s)
             if (is_held or never_runs) and for_s >= (STORE_S if is_held else 3 * STORE_S):
@@ -371,9 +380,10 @@ class _Court:
 
 
 def _name(track: Track) -> str:
-    if track.look.role is ProcessRole.WORKER and track.look.rank is not None:
-        return f"rank {track.look.rank}"
-    return f"the {track.look.role} on {track.node} (pid {track.look.pid})"
+    rank, pid = track.look.rank, track.look.pid
+    if track.look.role is ProcessRole.CHILD:
+        return f"a child of {'a rank' if rank is None else f'rank {rank}'} (pid {pid})"
+    return f"the {track.look.role} on {track.node} (pid {pid})" if rank is None else f"rank {rank}"
 
 
 def _say_held(track: Track) -> str:
@@ -383,9 +393,11 @@ def _say_held(track: Track) -> str:
 
 
 def _say_continue(tracks: Sequence[Track]) -> str:
+    """What to do about processes that are stopped; one that a debugger holds is not continued by SIGCONT."""
     node, pids = tracks[0].node, " ".join(str(track.look.pid) for track in tracks if track.node == tracks[0].node)
-    who = "kill -STOP, a frozen cgroup, TracerPid in /proc/PID/status"
-    return f"on {node}: kill -CONT {pids} continues it, unless a debugger holds it; look for who stopped it ({who})"
+    if tracks[0].look.state is ProcessState.TRACED:
+        return f"on {node}: TracerPid in /proc/{tracks[0].look.pid}/status is the debugger; let it detach"
+    return f"on {node}: kill -CONT {pids} continues it; look for who stopped it (kill -STOP, a frozen cgroup)"
 
 
 def _say_subject(track: Track) -> str:

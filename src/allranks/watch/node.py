@@ -22,6 +22,7 @@ import contextlib
 import os
 import select
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,14 +47,14 @@ from allranks.model.node_look import MAX_SOCKETS, EndSeen, NodeLook, ProcessLook
 from allranks.watch.ask_torch import TorchRecorders
 from allranks.watch.since import MAIN, MAX_AT_ONCE, LookHistory, choose
 
-FIND_EVERY_S, FIND_AFTER_END_S = 3.0, 0.5
+FIND_EVERY_S, FIND_AFTER_END_S, INODES_EVERY_S = 3.0, 0.5, 1.0
 FIND_SHARE, SOCKETS_SHARE = 0.002, 0.003
 """Of a core for each rank, spent on searching for processes, and on asking for sockets."""
 MAX_ENDED_CHILDREN = 64
 """DataLoader workers end with every epoch; the last ones are told."""
 NCCL_EVERY_S, GPU_S = 5.0, 5.0
 """NCCL and nvidia-smi are asked so often; nvidia-smi is waited for so long."""
-_BY_KERNEL = ("state", "cpu_s", "rss_bytes")
+_BY_KERNEL = ("state", "cpu_s", "num_switches", "rss_bytes")
 """Fields that the kernel tells at each look, by the same names in ProcessSeen and ProcessLook."""
 _Found = tuple[Sequence[FoundProcess], tuple[str, int] | None, float]
 """Processes, the store's address, and processor time for it."""
@@ -84,11 +85,15 @@ class NodeWatcher:
         self._poll = select.poll()
         self._history = LookHistory()
         """What this node's looks show, by its clock: who is quiet, and since when nothing moves between its ranks."""
-        self._find_s = self._sockets_s = self._nccl_s = 0.0
+        self._find_s = self._sockets_s = self._inodes_s = self._nccl_s = 0.0
         """When each of these is due."""
         self._search, self._nccl = ThreadQuestion[_Found]("allranks-find"), ThreadQuestion[_Nccl]("allranks-nccl")
         self._nccl_limit = ""
         self._recorders = TorchRecorders(root=root)
+        self._owners: dict[int, _Watched | None] = {}
+        """Of sockets, by inode; None: no process of the job."""
+        self._are_owners_old = False
+        """Whether a process has come, or one has ended, whose sockets may be among these as somebody else's."""
         self._own_network = _network(os.getpid(), Path("/"))
 
     def wait(self, timeout_s: float) -> None:
@@ -145,6 +150,7 @@ class NodeWatcher:
                 new = ProcessLook(pid=found.pid, role=ProcessRole.WORKER, start_ticks=found.stat.start_ticks)
                 watched = self._watched[key] = _Watched(new)
                 self._follow(watched, now_s)
+                self._are_owners_old = True
             if found.env or watched.told.rank is None:  # the dead have no environment
                 about = {"role": found.role, "rank": found.rank, "world_size": found.world_size}
                 watched.told = replace(watched.told, **about)
@@ -177,6 +183,7 @@ class NodeWatcher:
             os.close(watched.pidfd)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         watched.told = replace(watched.told, end=EndSeen(at_s=now_s, code=code), state=ProcessState.GONE, sockets=())
+        self._are_owners_old = True
         self._find_s = min(self._find_s, now_s + FIND_AFTER_END_S)  # a launcher may start others in its place
 
     def _look_at(self, watched: _Watched, now_s: float) -> None:
@@ -190,12 +197,19 @@ class NodeWatcher:
         began_s, alive = time.thread_time(), self._alive(*MAIN)
         members = {_network(watched.told.pid, self._root): watched.told.pid for watched in alive}
         table = [connection for member in members.items() for connection in self._connections(*member)]
-        left = {connection.inode: connection for connection in table}
-        # Forks share sockets: the process that is older has opened them.
-        for watched in sorted(alive, key=lambda watched: watched.told.start_ticks):
-            inodes = find_sockets(watched.told.pid, root=self._root)
-            own = [left.pop(inode) for inode in sorted(inodes & left.keys())[:MAX_SOCKETS]]
-            watched.told = replace(watched.told, sockets=convert(own, tuple[SocketSeen, ...], from_attributes=True))
+        is_new = any(connection.inode and connection.inode not in self._owners for connection in table)
+        if (is_new or self._are_owners_old) and now_s - self._inodes_s >= INODES_EVERY_S:
+            self._inodes_s, self._are_owners_old = now_s, False
+            self._owners = dict.fromkeys(connection.inode for connection in table)
+            # Forks share sockets: the process that is older has opened them.
+            for watched in sorted(alive, key=lambda watched: -watched.told.start_ticks):
+                self._owners.update(dict.fromkeys(find_sockets(watched.told.pid, root=self._root), watched))
+        own = defaultdict[_Watched | None, list[TcpConnection]](list)
+        for connection in table:
+            own[self._owners.get(connection.inode)].append(connection)
+        for watched in alive:
+            sockets = convert(own[watched][:MAX_SOCKETS], tuple[SocketSeen, ...], from_attributes=True)
+            watched.told = replace(watched.told, sockets=sockets)
         self._sockets_s = self._next_s(now_s, 0.0, time.thread_time() - began_s, SOCKETS_SHARE)
 
     def _connections(self, network: int, pid: int) -> list[TcpConnection]:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, When
 from allranks.model.beat import ProcessState
 from allranks.model.errors import name_signal
@@ -28,8 +30,12 @@ GAP_S = 2.0
 """Looks of one node that are further apart do not tell what was between them, unless they come so anyhow."""
 GAPS = 3.0
 """How much later than the one before it a look may come: of very many nodes, looks are seconds apart."""
+WINDOW_S = 3.0
+"""Over which the use of the processor is measured."""
 PASSED_S = 2.0
 """After so long without a proven fault, a job whose ranks talk to each other has got over it."""
+FOLLOWS_S = 30.0
+"""What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
 QUIET_EVERY_S, BUSY_EVERY_S = 2.0, 15.0
 """Between two reads of a rank's stack."""
 MAX_OFTEN, MAX_AT_ONCE = 8, 8
@@ -38,9 +44,12 @@ LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
 DRIFT = 1e-4
 """Seconds that two clocks may drift apart each second."""
-QUIET_S, IDLE_SHARE = 2.0, 0.03
-"""A process that does nothing for so long is quiet; most steps are shorter. This share of a core is nothing: threads
-that wake up now and then use some (NCCL's watchdog, a progress bar that is redrawn ten times a second)."""
+WAYS, STOOD_S = 8, 5.0
+"""So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
+QUIET_S, IDLE_CPU_S, IDLE_SHARE = 2.0, 0.02, 0.03
+"""A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
+of processor time are nothing, and neither is this share of a core: threads that wake up now and then use some (NCCL's
+watchdog, a progress bar that is redrawn ten times a second)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
 """Not the children of ranks: nobody asks where these are, or whom they talk to."""
 _PLACE = attrgetter("operation", "place", "counters")
@@ -86,6 +95,12 @@ class Track:
     """Each stack shows the same place, operation and counters."""
     ops_s: float = field(init=False)
     """It has started no collective of NCCL's."""
+    awake: ProcessLook = field(init=False)
+    """The look since which it has used no processor time, and its main thread has not woken up."""
+    busy_s: float = 0.0
+    """Processor time since then, beyond the share of one that is idle."""
+    still_s: float = field(init=False)
+    """When that was."""
     read_s: float = -math.inf
     """When its stack was last asked for."""
     stack_s: float = -math.inf
@@ -96,10 +111,10 @@ class Track:
     """When it ended: after the last look that saw it alive."""
     flows: dict[Ends, Flow] = field(default_factory=dict)
     cpu: deque[tuple[float, float]] = field(default_factory=deque)
-    """Times of the looks of the last QUIET_S, and its processor time then."""
 
     def __post_init__(self) -> None:
-        self.state_s = self.place_s = self.ops_s = self.first_s = self.began_s
+        self.state_s = self.place_s = self.ops_s = self.first_s = self.still_s = self.began_s
+        self.awake = self.look
 
     @property
     def is_alive(self) -> bool:
@@ -137,12 +152,12 @@ class Track:
     def cpu_share(self) -> float | None:
         """Of one core, lately; None: it has not been looked at for long enough."""
         (first_s, first), (last_s, last) = (self.cpu[0], self.cpu[-1]) if self.cpu else ((0.0, 0.0), (0.0, 0.0))
-        return (last - first) / (last_s - first_s) if last_s - first_s >= QUIET_S else None
+        return (last - first) / (last_s - first_s) if last_s - first_s >= WINDOW_S / 2 else None
 
     @property
     def is_still(self) -> bool:
         """Whether it has done nothing at all for long."""
-        return self.cpu_share is not None and self.cpu_share <= IDLE_SHARE
+        return self.told_s - self.still_s >= QUIET_S
 
     @property
     def is_quiet(self) -> bool:
@@ -166,8 +181,11 @@ class Track:
             self.state_s = told_s
         if look.nccl_ops != before.nccl_ops:
             self.ops_s = told_s
+        self.busy_s = max(0.0, self.busy_s + look.cpu_s - before.cpu_s - IDLE_SHARE * (told_s - lived_s))
+        if look.num_switches != self.awake.num_switches or self.busy_s > IDLE_CPU_S:
+            self.awake, self.still_s, self.busy_s = look, told_s, 0.0
         self.cpu.append((told_s, look.cpu_s))
-        while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - QUIET_S:
+        while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - WINDOW_S:
             self.cpu.popleft()
         known, self.flows = self.flows, {}
         for seen in look.sockets:
@@ -183,24 +201,29 @@ class Track:
 
 @dataclass(slots=True)
 class NodeTrack:
-    """The last look at one node; what is added to a time of its clock, and when the look was taken."""
+    """The last look at one node; what is added to a time of its clock, when the look was taken, and when one came."""
 
     look: NodeLook
     offset_s: float
     told_s: float
+    heard_s: float
     first_s: float
     """When the first look came; it may have taken long, as no later one does."""
     passed_s: float = 0.0
     """Between the last two looks: those of very many nodes come seconds apart."""
+    ways_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAYS))
+    """Of the last looks, from when they were taken, by the node's clock, until they came."""
 
     def follow(self, look: NodeLook, now_s: float) -> bool:
         """Take in a newer look; returns whether what is known of the time before it still counts."""
-        drifted_s = self.offset_s + DRIFT * (look.at_s - self.look.at_s)
-        self.offset_s = min(drifted_s, now_s - look.at_s)
-        before_s, longest_s = self.told_s, max(GAP_S, GAPS * self.passed_s)
+        self.ways_s.append(now_s - look.at_s)
+        before_s, drifted_s = self.told_s, self.offset_s + DRIFT * (look.at_s - self.look.at_s)
+        has_stood = len(self.ways_s) == WAYS and min(self.ways_s) > drifted_s + STOOD_S
+        self.offset_s = min(self.ways_s) if has_stood else min(drifted_s, self.ways_s[-1])
         self.look, self.told_s = look, look.at_s + self.offset_s
-        self.passed_s = self.told_s - before_s
-        return self.passed_s <= longest_s
+        passed_s, known_s = self.told_s - before_s, self.passed_s
+        self.passed_s = passed_s
+        return passed_s <= max(GAP_S, GAPS * known_s)
 
 
 class LookHistory:
@@ -215,9 +238,9 @@ class LookHistory:
         self.moved_s = -math.inf
         """When something last moved between ranks, or one called NCCL, or began to be looked at, or all had ended."""
         self.proven: list[Finding] = []
-        """The verdicts on the first fault, until the job has got over it."""
+        """The verdicts so far, but those that the job has got over."""
         self.held_s = -math.inf
-        """When they were last seen to hold."""
+        """When the last of them was last seen to hold."""
         self.stood: tuple[float, tuple[Any, ...]] = (-math.inf, ())
         """When ranks were last said to wait for others, before any of them ended; and those states."""
         self.told_stops: tuple[object, Sequence[Standstill]] = (None, ())
@@ -230,7 +253,8 @@ class LookHistory:
 
     def hear(self, look: NodeLook, now_s: float) -> None:
         """Take in one look; one that is older than the last one of its node does not count."""
-        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s))
+        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s, now_s))
+        node.heard_s = now_s
         if look.at_s <= node.look.at_s and look is not node.look:
             return
         is_continued = node.follow(look, now_s)
@@ -284,14 +308,18 @@ class LookHistory:
         return [*self.workers.values(), *nameless]
 
     def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
-        """Remember what is proven now: a fault that is known is told anew, and what followed from it is not."""
-        if not found and self.living and self.moved_s > self.held_s and now_s - self.held_s > PASSED_S:
-            self.proven = []
+        """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
+        has_passed = bool(self.living) and self.moved_s > self.held_s
+        if not found and now_s - self.held_s > PASSED_S and has_passed:
+            # Only processes that live get over it: stopped, no link, no store.
+            self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]
         sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
-        if self.proven:
-            sure = [new for new in sure if any(_is_same(new, old) for old in self.proven)]
-        if sure:
-            self.proven, self.held_s = sure, now_s
+        again = [new for new in sure if any(_is_same(new, old) for old in self.proven)]
+        if not self.proven or now_s - self.held_s > FOLLOWS_S:
+            again = sure
+        if again:
+            others = [old for old in self.proven if not any(_is_same(new, old) for new in again)]
+            self.proven, self.held_s = [*others, *again], now_s
 
 
 def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_most: int = MAX_AT_ONCE) -> list[Track]:

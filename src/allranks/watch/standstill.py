@@ -27,7 +27,7 @@ from allranks.model.node_look import MAX_MEMBERS, FlightSeen
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.report.text import count_of, describe_time, fold_ranks
-from allranks.watch.since import MAIN, LookHistory, Track, say_for
+from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
 
 STILL_S = 3.0
 """For so long nothing has moved between ranks before a state of theirs is told."""
@@ -52,6 +52,9 @@ class WatchState:
     """Whom it is about: who is elsewhere, or behind."""
     node: str = ""
     place: str = ""
+    for_s: float = 0.0
+    is_at_least: bool = False
+    """It was so at the first look already: `for_s` is a lower bound."""
     is_suspicion: bool = False
     """Ranks are in different calls, or at different steps of one."""
     cause: str = "stuck-rank"
@@ -82,19 +85,15 @@ class RanksNow:
         """
         if self.now_s - self.told_s > STALE_S or self.told_s - self.still_s < STILL_S or len(self.workers) < 2:
             return
+        elsewhere = {rank: track for rank, track in self.living.items() if rank not in self.waiting}
         yield from () if is_explained else self._tell_stops()
-        awake = {rank: track for rank, track in self.living.items() if rank not in self.waiting}
         # DDP's waits are inside of `backward`, like its computation; in any other collective, who is awake polls.
-        elsewhere = {
-            rank: track
-            for rank, track in awake.items()
-            if track.stack.operation == "backward" or not self._is_inside(track)
-        }
-        if self.waiting and elsewhere:
+        polls = any(self._is_inside(track) and track.stack.operation != "backward" for track in elsewhere.values())
+        if self.waiting and elsewhere and not polls:
             yield from self._tell_elsewhere({rank: elsewhere[rank] for rank in elsewhere if rank not in named})
         elif not is_explained and not self.stops:
             uses_gpu = any((track.look.gpu_percent or 0) >= BUSY_GPU for track in self.living.values())
-            yield from self._tell_counts() if awake or uses_gpu else self._tell_waiting()
+            yield from self._tell_counts() if elsewhere or uses_gpu else self._tell_waiting()
 
     def summary(self) -> str:
         """Return what was seen, without a judgment: `3 ranks run, step 150; looked at for 5 s`."""
@@ -160,7 +159,7 @@ class RanksNow:
                 is_suspicion = stop.kind is StandstillKind.MISMATCH and len({call.seq for _, call in stop.calls}) == 1
                 text = f"{'mismatch suspected (likely), ' * is_suspicion}torch's flight recorder: {stop.message}"
                 about = {"cause": _CAUSES.get(stop.kind, "stuck-rank"), "is_suspicion": is_suspicion}
-                yield make_state(text, ranks, first, **about)
+                yield make_state(text, ranks, first, self.still_s, **about)
 
     def _tell_elsewhere(self, elsewhere: Mapping[int, Track]) -> Iterator[WatchState]:
         calls = Counter(track.stack.where for track in self.waiting.values())
@@ -173,16 +172,17 @@ class RanksNow:
         for ranks in sorted(_group(elsewhere, key).values(), key=len):
             track, who = elsewhere[ranks[0]], f"{fold_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} been"
             since_s = max(track.place_s, self.still_s)  # between two stacks it may have been with the others
-            if track.stack_s < self.still_s and track.look.problem:
-                text = f"where {fold_ranks(ranks)} {_be(ranks)} cannot be seen ({track.look.problem})"
-            elif track.stack_s < self.still_s:
+            if track.stack_s < self.still_s and not track.look.problem:
                 continue  # its stack is still to be read
+            if track.stack_s < self.still_s:
+                why = f"cannot be seen ({track.look.problem})"
+                text, since_s = f"where {fold_ranks(ranks)} {_be(ranks)} {why}", self.still_s
             elif track.told_s - since_s < STILL_S:  # it moves, but not to where the others are
-                for_s = say_for(self.still_s, track.told_s, track.first_s)
-                text = f"{who} elsewhere {for_s}, now {_say_where(track)}"
+                since_s = self.still_s
+                text = f"{who} elsewhere {say_for(since_s, track.told_s, track.first_s)}, now {_say_where(track)}"
             else:
                 text = f"{who} {_say_where(track, since_s)}"
-            yield make_state(f"{text}; {waits}", ranks, track)
+            yield make_state(f"{text}; {waits}", ranks, track, since_s)
 
     def _tell_waiting(self) -> Iterator[WatchState]:
         """All ranks wait: in different calls, at different steps, or for somebody who is not seen."""
@@ -193,19 +193,25 @@ class RanksNow:
         are_bytes_open |= any(track.unread_at(self.history.store_port) for track in living)
         if not self.waiting or are_bytes_open or self.told_s - since_s < STILL_S - 1.0:
             return
-        are_counted = all(track.stack.counter for track in self.waiting.values())
-        calls = _group(self.waiting, lambda track: track.stack.where + f" ({_say_step(track)})" * are_counted)
-        groups = sorted(calls.items(), key=lambda group: (len(group[1]), group[1]))
-        odd = sorted(rank for _, ranks in groups for rank in ranks if 2 * len(ranks) < len(self.waiting))
-        where = [f"{fold_ranks(ranks)} {call}" for call, ranks in groups]
+        calls = _group(self.waiting, lambda track: track.stack.where)
+        steps = _group(self.waiting, lambda track: track.stack.counter and track.stack.counter[1])
+        steps.pop(None, None)
+        if len(calls) == 1 and len(steps) > 1:
+            groups, odd = [steps[step] for step in sorted(steps)], steps[min(steps)]  # who is behind is waited for
+            where = [f"{fold_ranks(steps[step])} at step {step}" for step in sorted(steps)]
+            where.append(f"all {next(iter(calls))}")
+        else:
+            groups = sorted(calls.values(), key=lambda ranks: (len(ranks), ranks))
+            odd = sorted(rank for ranks in groups for rank in ranks if 2 * len(ranks) < len(self.waiting))
+            where = [f"{fold_ranks(ranks)} {self.waiting[ranks[0]].stack.where}" for ranks in groups]
         is_two_sided = any(_TWO_SIDED.fullmatch(track.stack.operation) for track in self.waiting.values())
         is_suspicion = len(groups) > 1 and not is_two_sided
         head = "mismatch suspected (likely)" if is_suspicion else f"all {count_of(len(self.waiting), 'rank')} wait"
         still = f"nothing has moved between them {say_for(self.still_s, self.told_s, self._first_s)}"
-        first = self.waiting[groups[0][1][0]]
+        first = self.waiting[groups[0][0]]
         cause = "collective-mismatch" if is_suspicion else "stuck-rank"
         text = f"{head}: {', '.join(where)}; {still}"
-        yield make_state(text, odd, first, is_suspicion=is_suspicion, cause=cause)
+        yield make_state(text, odd, first, self.still_s, is_suspicion=is_suspicion, cause=cause)
 
     def _tell_counts(self) -> Iterator[WatchState]:
         """Who has started fewer of NCCL's collectives than the others, while nobody starts any."""
@@ -213,18 +219,20 @@ class RanksNow:
         behind = [rank for count in counts if count < max(counts) for rank in counts[count]]
         since_s = max((track.ops_s for track in self.living.values()), default=self.now_s)
         are_idle = all((self.living[rank].look.gpu_percent or 0) < BUSY_GPU for rank in behind)
-        if not behind or -1 in counts or not are_idle or self.told_s - since_s < STILL_S:
+        is_told = behind and -1 not in counts and 2 * len(behind) <= len(self.living)
+        if not is_told or not are_idle or self.told_s - since_s < STILL_S:
             return
         first = self.living[behind[0]]
         said = ", ".join(f"{fold_ranks(counts[count])} {count}" for count in sorted(counts))
         text = f"{fold_ranks(behind)} {_be(behind)} behind, {first.stack.where}: collectives of NCCL that were started"
         text = f"{text}: {said}; no more {say_for(since_s, self.told_s, self._first_s)}"
-        yield make_state(text, behind, first)
+        yield make_state(text, behind, first, since_s)
 
 
-def make_state(text: str, ranks: Sequence[int], track: Track, **about: Any) -> WatchState:
-    """Return a state of these ranks, at the place of a process."""
-    return WatchState(text, tuple(ranks), track.node, track.stack.place, **about)
+def make_state(text: str, ranks: Sequence[int], track: Track, since_s: float, **about: Any) -> WatchState:
+    """Return a state of these ranks, at the place of a process, and since then."""
+    for_s, is_at_least = track.told_s - since_s, is_open(since_s, track.first_s)
+    return WatchState(text, tuple(ranks), track.node, track.stack.place, for_s, is_at_least, **about)
 
 
 def _as_dump(rank: int, flight: FlightSeen, *, may_block: bool) -> Dump:
@@ -248,13 +256,10 @@ def _group(tracks: Mapping[int, Track], key: Callable[[Track], Any]) -> dict[Any
 def _say_where(track: Track, since_s: float | None = None) -> str:
     """`in load at data.py:9 for 41 s (step 150, 3 % CPU)`."""
     for_s = "" if since_s is None else f" {say_for(since_s, track.told_s, track.first_s)}"
+    step = "" if track.stack.counter is None else "{} {}, ".format(*track.stack.counter)
     is_blocked = track.look.state is ProcessState.BLOCKED
     how = "waits in the kernel, state D" if is_blocked else f"{100 * (track.cpu_share or 0.0):.0f} % CPU"
-    return f"{track.stack.where}{for_s} ({', '.join(filter(None, [_say_step(track), how]))})"
-
-
-def _say_step(track: Track) -> str:
-    return "{} {}".format(*track.stack.counter) if track.stack.counter else ""
+    return f"{track.stack.where}{for_s} ({step}{how})"
 
 
 def _be(ranks: Collection[int]) -> str:

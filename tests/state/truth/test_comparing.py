@@ -409,12 +409,18 @@ def test_frozen_weights_that_were_rounded_on_one_rank_are_no_fault(apart: float,
     assert all(isinstance(own, ReplicaError) for own in ranks) is is_fault
 
 
-def test_one_bit_of_a_parameter_that_no_optimizer_changes_is_a_fault():
+@pytest.mark.parametrize(
+    ("change", "name"), [(flip("model", "pos_"), "pos_"), (write("mean_", 7, 0.3), "mean_"), (flip("best", "e"), "e")]
+)
+def test_one_bit_of_a_frozen_fraction_and_few_watched_ones_are_a_fault_also_in_a_buffer(
+    change: Callable[[State], None], name: str
+):
     def strike(step: int, rank: int, state: State) -> None:
+        buffers(step, state)
         state.setdefault("best", {"e": torch.ones(300)})
-        at(7, 1, flip("best", "e"))(step, rank, state)
+        at(7, 1, change)(step, rank, state)
 
-    assert "/e: 1 of 300 elements at step 8, equal at step 7; " in message_of(train(3, strike)[0])
+    assert f"/{name}: 1 of 300 elements at step 8, equal at step 7; " in message_of(train(3, strike)[0])
 
 
 def test_better_weights_that_one_rank_keeps_are_an_update_also_of_the_few_rows_of_an_embedding_that_are_new():

@@ -92,9 +92,19 @@ def test_batches_of_equal_data_have_one_number_whatever_they_share(tmp_path: Pat
     assert number_of("less", [(x, thing), (x, x, thing)]) != shared
 
 
+class Slotted:
+    """A batch of a class without a __dict__."""
+
+    __slots__ = ("path", "unset", "x")
+
+    def __init__(self, x: Any) -> None:
+        self.x, self.path = x, Path("a/b")
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        Slotted,
         lambda x: {1: x, "1": torch.ones(3)},
         lambda x: {"1": torch.ones(3), 1: x},
         lambda x: {"a/b": x, "a": {"b": torch.ones(3)}},
@@ -110,6 +120,12 @@ def test_batches_that_differ_anywhere_have_other_numbers_and_equal_ones_the_same
         return hash_numbers(found.numbers())
 
     assert number_of(torch.full((3,), 2.0)) == number_of(torch.full((3,), 2.0)) != number_of(torch.full((3,), 3.0))
+
+
+def test_what_objects_of_the_standard_library_keep_beside_their_text_does_not_count() -> None:
+    asked, fresh = Slotted(1), Slotted(1)
+    hash(asked.path)  # which it keeps
+    assert Contents.of({"batch": asked}).texts == Contents.of({"batch": fresh}).texts
 
 
 def test_objects_that_refer_to_each_other_are_read_once() -> None:
@@ -134,6 +150,22 @@ def test_a_resume_cuts_what_lies_behind_its_step(tmp_path: Path) -> None:
     assert find_parting(read_record(tmp_path), read_record(tmp_path / "undisturbed")).until is None
 
 
+@pytest.mark.parametrize(
+    ("damage", "kept"),
+    [
+        ((b'"torch":"2.13"', b'"torch":"2.33"'), 5),  # the rows below tell where they began
+        ((b'"since":5', b'"since":7'), 5),
+        ((b" {", b" ("), 0),  # nothing of it is to be read
+    ],
+)
+def test_a_damaged_object_cuts_what_lies_behind_its_step(damage: tuple[bytes, bytes], kept: int) -> None:
+    first, second = ([TraceRow(step, {"a": step}, {"torch": torch}) for step in steps]
+                     for torch, steps in (("2.12", range(20)), ("2.13", range(5, 8))))  # fmt: skip
+    whole, other = to_bytes(first), to_bytes(second)
+    assert parse_rows(whole + other) == [*first[:5], *second]
+    assert parse_rows(whole + other.replace(*damage).replace(b"2.13", b"2.33")) == first[:kept]
+
+
 def test_a_resume_is_told_with_its_first_row(tmp_path: Path) -> None:
     train(tmp_path, range(8), strike=5)
     trace = Trace(tmp_path, Membership.spread(0, 2), ABOUT)
@@ -142,12 +174,11 @@ def test_a_resume_is_told_with_its_first_row(tmp_path: Path) -> None:
     assert [row.step for row in rows_of(tmp_path)] == [*range(6)]
 
 
-def test_rows_are_appended(tmp_path: Path) -> None:
+def test_rows_are_appended_between_two_saves(tmp_path: Path) -> None:
     trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT)
     for step in range(4):
         trace.note(step, {"model/w": step}, is_saved=True)
         trace.batch([step])
-        trace.flush()
         assert [row.step for row in rows_of(tmp_path)] == [*range(step + 1)]
     assert (tmp_path / FOLDER / "rank_00000.jsonl").read_bytes().count(b'"format"') == 1
 
@@ -164,7 +195,6 @@ def test_saves_have_rows_at_all_steps(tmp_path: Path) -> None:
     for step in (4 * MOST_ROWS + 4, 4 * MOST_ROWS + 5, 4 * MOST_ROWS + 7):
         trace.note(step, {"model/w": step}, is_saved=step % 8 == 7)
         trace.batch([step])
-    trace.flush()
     assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 7]
     train(tmp_path, range(4 * MOST_ROWS + 5, 4 * MOST_ROWS + 7))
     assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 5]
@@ -177,7 +207,7 @@ def test_a_torn_write_costs_the_rows_that_it_tore(cut: int) -> None:
     kept = parse_rows(data)
     assert kept == rows[: len(kept)]
     assert 20 - 1 - cut // 30 <= len(kept) < 20
-    assert parse_rows(data + to_bytes(rows[-1:])) == [*kept, rows[-1]]
+    assert parse_rows(data + to_bytes(rows[-1:], rows[0])) == [*kept, rows[-1]]
 
 
 def test_rows_below_a_damaged_object_do_not_count() -> None:
@@ -187,7 +217,7 @@ def test_rows_below_a_damaged_object_do_not_count() -> None:
     assert parse_rows(data) == [*first, *second]
     assert parse_rows(data.replace(b"2.13", b"2.33")) == first
     assert parse_rows(data.replace(b"2.12", b"2.22")) == second
-    assert parse_rows(data[:-1] + to_bytes(second[1:])) == [*first, *second]
+    assert parse_rows(data[:-1] + to_bytes(second[1:], second[0])) == [*first, *second]
 
 
 def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
@@ -200,11 +230,18 @@ def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
         assert all(row in rows for row in parse_rows(bytes(torn)))
 
 
-@pytest.mark.parametrize("line", [b'{"format":3,"since":0}', b'{"format":6}'])
-def test_another_version_is_refused_until_a_run_resumes_there(tmp_path: Path, line: bytes) -> None:
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("rank_00000", b'{"format": 2, "columns": [], "about": {}} 5eed'),
+        ("rank_00000.jsonl", b'{"format":3,"since":0}'),
+        ("rank_00000.jsonl", b'{"format":5}'),
+    ],
+)
+def test_another_version_is_refused_until_a_run_resumes_there(tmp_path: Path, name: str, line: bytes) -> None:
     (tmp_path / FOLDER).mkdir()
-    (tmp_path / FOLDER / "rank_00000.jsonl").write_bytes(b"%08x %s" % (zlib.crc32(line), line))
-    with pytest.raises(UsageError, match="its record has no whole row of format 5, which this allranks reads"):
+    (tmp_path / FOLDER / name).write_bytes(b"%08x %s" % (zlib.crc32(line), line))
+    with pytest.raises(UsageError, match="its record has no whole row of format 4, which this allranks reads"):
         read_record(tmp_path)
     train(tmp_path, range(5, 7))
     assert [row.step for row in rows_of(tmp_path)] == [5, 6]

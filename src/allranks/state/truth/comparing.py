@@ -105,7 +105,7 @@ class Comparing:
         """Rank 0, which saves, is compared with another rank; None: they have not met yet."""
         self._own_group, self._groups = "", list[str]()
         self._contents, self._seen = Contents(), dict[str, Seen]()
-        self._dropped = set[str]()
+        self._dropped, self._updated_parts = set[str](), set[str]()
         """What is not replicated, and never compared again."""
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
@@ -305,7 +305,7 @@ class Comparing:
             (count,) = self._count(suspects[:1], reports).values()
             what = describe_bits(suspects, count, reports, step=step, equal_step=self.equal_step)
             if not self._heal(suspects, reports, what, step):
-                raise self.accuse("AR610", what, suspects[0].ranks, reports, is_decided=suspects[0].is_decided)
+                raise self._error(what, suspects[0], reports)
         if not self._is_loading:
             self._agree(step)
 
@@ -320,7 +320,7 @@ class Comparing:
         updated = self._find_updates(judged.suspects, reports)  # their bits are still there: no optimizer changed them
         if suspects := [own for own in judged.suspects if own.name not in updated]:
             what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
-            raise self.accuse("AR610", what, suspects[0].ranks, reports, is_decided=suspects[0].is_decided)
+            raise self._error(what, suspects[0], reports)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
         if ruined and step == self._ruined:
@@ -357,19 +357,24 @@ class Comparing:
         self.say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
         return True
 
+    def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
+        return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
+
     def _find_updates(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> list[str]:
         doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]
-        return find_updates(doubtful, self._count(doubtful, reports))
+        updated = find_updates(doubtful, self._count(doubtful, reports), parts=self._updated_parts)
+        self._updated_parts.update(map(part_of, updated))
+        return updated
 
     def _count(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> dict[str, Difference]:
         """Return how each differs from the reference's, on the rank where most does."""
         found = list[int]()
         for suspect in suspects:
             other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
-            counts = count_differences(own, other) if self._membership.rank in suspect.ranks else (0, 0)
+            counts = count_differences(own, other) if self._membership.rank in suspect.ranks else (0, 0, 0)
             found += [*counts, 1 if other is None else other.numel()]
         largest = iter(self.talks.largest(*found) if found else ())
-        told = zip(suspects, *[largest] * 3, strict=True)
+        told = zip(suspects, *[largest] * 4, strict=True)
         return {own.name: Difference(*numbers) for own, *numbers in told}
 
     def _fetch(self, suspect: DifferingTensor, reports: Sequence[ReplicaReport]) -> torch.Tensor | None:

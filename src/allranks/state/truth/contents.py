@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -132,4 +133,9 @@ def _attributes(value: Any) -> Mapping[str, Any] | None:
         return None
     if dataclasses.is_dataclass(value):
         return {own.name: getattr(value, own.name) for own in dataclasses.fields(value)}
+    state = object.__getstate__(value)
+    # With __slots__ it is a pair; those of the standard library (Path, UUID) tell themselves, and have caches in there.
+    if isinstance(state, tuple) and type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:
+        own, slots = state
+        return {**(own or {}), **slots}
     return vars(value) if hasattr(value, "__dict__") else None

@@ -68,26 +68,27 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
 
 
-def count_differences(own: Tensor | None, other: Tensor | None) -> tuple[int, int]:
-    """Return the first two fields of `odd_one.Difference`; of tensors of two forms, one element differs.
+def count_differences(own: Tensor | None, other: Tensor | None) -> tuple[int, int, int]:
+    """Return the first three fields of `odd_one.Difference`; of tensors of two forms, one element differs.
 
     Where so many differ that it is an update, only how many.
     """
     if own is None or other is None or (own.dtype, own.shape) != (other.dtype, other.shape):
-        return 1, 0
+        return 1, 0, 0
     if other.is_complex():
         own, other = (torch.view_as_real(one.resolve_conj().resolve_neg()) for one in (own, other))
     odd = (bytes_of(own) ^ bytes_of(other)).view(-1, own.element_size())
     is_odd = (odd != 0).any(1)
     elements = int(is_odd.count_nonzero())
     if not 0 < elements <= max(1, own.numel() * UPDATE_SHARE) or not other.is_floating_point():
-        return elements, 0
+        return elements, 0, 0
     odd = odd[is_odd]  # few: a GPU may have no room for more copies of a large tensor
-    if sum(int((odd >> place & 1).sum()) for place in range(8)) < 2:
-        return elements, 0
     before, after = (one.reshape(-1)[is_odd].double() for one in (other, own))
+    bits, are_fractions = sum(int((odd >> place & 1).sum()) for place in range(8)), bool((before % 1 > 0).all())
+    if bits < 2:
+        return elements, bits * are_fractions, 0
     last_bit = torch.finfo(other.dtype).eps * other.float().abs().max()
-    return elements, int(bool((after - before).abs().max() <= last_bit))
+    return elements, bits * are_fractions, int(bool((after - before).abs().max() <= last_bit))
 
 
 def hash_numbers(numbers: Mapping[str, int]) -> int:

@@ -12,9 +12,9 @@ which all were equal, and by numbers that all have seen. Only tensors are compar
 a flipped bit hits one, and scripts change some on one rank alone.
 
 What an optimizer changes must be equal once it is watched. Whatever else differs may be an update, which a script makes
-on one rank alone: its best weights, an average, an adapter that it merges and takes out again. It is one if it changes
-much of a parameter, or rounds some of it. What is no parameter is the script's own (a buffer, a history, a counter):
-that it differs is said once, and never a fault.
+on one rank alone: its best weights, an average, a history, a counter, an adapter that it merges and takes out again. It
+is one if it changes much of a tensor, or rounds some of it. It may also change little of what is no parameter: there, a
+fault is one bit of a frozen fraction, or few watched fractions.
 
 Only ranks of one group are compared: those whose hardware, torch and number of threads compute the same bits, and whose
 tensors are the same shards. More than half of a group outvote the others. Of two ranks, or in a tie, nobody is named,
@@ -24,7 +24,7 @@ but for a tensor that never changed: who has changed it, is.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -39,13 +39,15 @@ class Role(Enum):
 
     TRAINED = "an optimizer alone: a parameter, or the optimizer's own state"
     WEIGHT = "nobody, or the script as a whole: another parameter, such as those of an average"
-    OTHER = "the script: a buffer, or the state of another object"
+    OTHER = "the script, maybe element by element: a buffer, or the state of another object"
 
 
 class Difference(NamedTuple):
     """How a tensor differs from another one, on the rank where it does most."""
 
     elements: int
+    fraction_bits: int
+    """0 where one of these elements was a whole number, as counters, flags and empty places are."""
     is_rounded: int
     """More than one bit differs, by no more than the largest element's last one: something was added and taken off."""
     of: int
@@ -174,23 +176,33 @@ def part_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, Difference]) -> list[str]:
+def find_updates(
+    suspects: Iterable[DifferingTensor], counts: Mapping[str, Difference], *, parts: Collection[str] = ()
+) -> list[str]:
     """Return the names of tensors that the script has changed on some ranks alone: that is no fault.
 
     Where these ranks changed much of one tensor of a part, all that they changed of that kind is an update: of the rows
     of an embedding, a better copy of the weights may have few others.
+
+    Args:
+        parts: that had updates before: what a part computes, such as a mean of BatchNorm's, follows from them.
     """
     alike: dict[tuple[str, tuple[int, ...], Role], list[DifferingTensor]] = {}
     for suspect in suspects:
         alike.setdefault((part_of(suspect.name), suspect.ranks, suspect.role), []).append(suspect)
-    found = [own for own in alike.values() if any(_is_update(one, counts[one.name]) for one in own)]
+    found = [
+        own
+        for (part, _, role), own in alike.items()
+        if (role is Role.OTHER and part in parts) or any(_is_update(one, counts[one.name]) for one in own)
+    ]
     return [suspect.name for own in found for suspect in own]
 
 
 def _is_update(suspect: DifferingTensor, difference: Difference) -> bool:
-    elements, is_rounded, of = difference
-    is_large = elements == of or elements > max(1, of * UPDATE_SHARE)
-    return suspect.role is Role.OTHER or is_large or bool(is_rounded)
+    elements, bits, is_rounded, of = difference
+    if elements == of or elements > max(1, of * UPDATE_SHARE) or is_rounded:
+        return True
+    return suspect.role is Role.OTHER and (bits == 0 or (suspect.is_frozen and bits > 1))
 
 
 def find_majority(values: Mapping[int, int | None]) -> list[int]:

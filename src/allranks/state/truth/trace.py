@@ -4,8 +4,8 @@
     trace.batch(batches)             # when the batch of that step has been fetched
 
 Rank 0 records a number for each tracked part; each rank records one for each generator of random numbers and one for
-its batch. The first row is written at once, the others every FLUSH_S: a slow directory delays a step as a print does.
-What cannot be written costs the record, never a step.
+its batch. The first row is written at once, the others every FLUSH_S and with each save, so a slow directory delays a
+step as a print does. What cannot be written costs the record, never a step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
-import math
 import os
 import platform
 import sys
@@ -59,8 +58,9 @@ class Trace:
         """Of the written ones, the first that says the same of this process as the last one."""
         self._last_step = -1
         self._pending: tuple[int, dict[str, int]] | None = None
-        self._flushed_s = -math.inf
-        """The first row is written at once: it cuts those of an earlier life."""
+        self._flushed_s = time.monotonic()
+        self._is_flush_due = True
+        """At once: the first row cuts those of an earlier life."""
 
     @property
     def is_of_first_call(self) -> bool:
@@ -72,9 +72,10 @@ class Trace:
 
         Args:
             numbers: of the state here, by name; those of rank 0 count.
-            is_saved: it is that of a checkpoint.
+            is_saved: it is that of a checkpoint: have the rows so far written with the next batch.
             about: what else the rows from here on say of this training.
         """
+        self._is_flush_due |= is_saved
         self._about |= about
         if self._pending is not None and self._pending[0] == step:
             return
@@ -96,23 +97,21 @@ class Trace:
             found = [hash_numbers(own.numbers()) for own in Contents.of_batches(batches)]
             self._pending[1]["batch"] = hash_text(*map(str, found))
         self._commit()
-        if time.monotonic() - self._flushed_s >= FLUSH_S:
+        if self._is_flush_due or time.monotonic() - self._flushed_s >= FLUSH_S:
             self.flush()
 
     def flush(self) -> None:
         """Write all rows; those that cannot be written stay for the next time."""
         self._commit()
-        self._flushed_s = time.monotonic()
+        self._flushed_s, self._is_flush_due = time.monotonic(), False
         if not self._rows:
             return
-        first, self._first = self._first, None  # what is torn now has no rows below it
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             with Folder.at(self._directory).make(FOLDER).append(file_name(self._membership.rank)) as file:
-                file.write(to_bytes(self._rows, first))
+                file.write(to_bytes(self._rows, self._first))
             for row in self._rows:
-                first = first if first and first.about == row.about else row
-            self._first = first
+                self._first = self._first if self._first and self._first.about == row.about else row
             self._rows.clear()
 
     def _commit(self) -> None:

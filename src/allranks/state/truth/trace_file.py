@@ -2,18 +2,20 @@
 
     checkpoints/trace/rank_00000.jsonl
 
-    5f0c9a31 {"format":5,"since":64,"about":{"torch":"2.13.0", ...}}
+    5f0c9a31 {"format":4,"since":64,"about":{"torch":"2.13.0", ...}}
     71aa03c8 [64,{"batch":-81230042,"generator/torch":7712,"part/model":590031}]
 
 Files are only appended to. An object says what the rows below it have in common, and that rows from its step on that
-stand above it do not count: the training was resumed there. Each line begins with its CRC-32. A torn or damaged line is
-passed over, and so is what stands below it, up to the next object.
+stand above it do not count: the training was resumed there. Each line begins with its CRC-32, which for a row continues
+that of its object: torn and damaged lines are passed over, and so are the rows of a damaged object. Of these it counts
+from which step on they cut what stands above; where that cannot be read, nothing above counts.
 
 `allranks diff` reads it without torch.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ import msgspec
 from allranks.files.regular import find_regular
 from allranks.model.errors import UsageError
 
-FORMAT = 5
+FORMAT = 4
 FOLDER = "trace"
 MOST_ROWS = 1024
 """From any step to twice as many steps, besides those at saves: 0.2 MB."""
@@ -35,6 +37,10 @@ PREFIXES = (
     "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHONHASHSEED", "PYTORCH", "TORCH",
 )  # fmt: skip
 """Of variables that change what is computed, or how."""
+_BEGUN = re.compile(rb'.{8} (?:\[|\{"format":[0-9]+,"since":)([0-9]{1,18}),')
+"""The step of a damaged line: a row of an object that cannot be read has at least the step from which on that cuts."""
+_TORN_BYTES = 48
+"""A shorter line was torn by the end of its process, and has no rows below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +82,41 @@ def to_bytes(rows: Iterable[TraceRow], first: TraceRow | None = None) -> bytes:
     Args:
         first: the first row below the last object in the file; None: this process has written none.
     """
-    lines = list[bytes]()
+    crc, lines = zlib.crc32(_head_of(first)) if first else 0, list[bytes]()
     for row in rows:
         if first is None or row.about != first.about:
-            first = row
-            lines.append(msgspec.json.encode(_Head(FORMAT, row.step, dict(row.about))))
-        lines.append(msgspec.json.encode((row.step, row.numbers)))
-    return b"".join(b"\n%08x %s" % (zlib.crc32(line), line) for line in lines)
+            first, head = row, _head_of(row)
+            crc = zlib.crc32(head)
+            lines.append(b"\n%08x %s" % (crc, head))
+        line = msgspec.json.encode((row.step, row.numbers))
+        lines.append(b"\n%08x %s" % (zlib.crc32(line, crc), line))
+    return b"".join(lines)
+
+
+def _head_of(row: TraceRow) -> bytes:
+    return msgspec.json.encode(_Head(FORMAT, row.step, dict(row.about)))
 
 
 def parse_rows(data: bytes) -> list[TraceRow]:
     """Return the rows of this format that are whole, by step."""
-    rows, about = dict[int, TraceRow](), None
+    rows, about, crc_of_head = dict[int, TraceRow](), dict[str, Any](), 0
     for line in data.splitlines():
-        crc, _, text = line.partition(b" ")
-        if crc != b"%08x" % zlib.crc32(text):
-            about = None
-        elif text.startswith(b"{"):
-            head = msgspec.json.decode(text, type=_Head)
-            about = head.about if head.format == FORMAT else None
-            rows = {step: row for step, row in rows.items() if step < head.since or about is None}
-        elif about is not None:
-            step, numbers = msgspec.json.decode(text, type=tuple[int, dict[str, int]])
+        told_crc, _, text = line.partition(b" ")
+        crc = zlib.crc32(text, 0 if text.startswith(b"{") else crc_of_head)
+        is_whole = told_crc == b"%08x" % crc
+        told = msgspec.json.decode(text, type=_Head | tuple[int, dict[str, int]]) if is_whole else None
+        if isinstance(told, tuple):
+            step, numbers = told
             rows[step] = TraceRow(step, numbers, about)
+        elif told is not None and told.format == FORMAT:
+            rows, about, crc_of_head = _before(rows, told.since), told.about, crc
+        elif (begun := _BEGUN.match(line)) or len(line) > _TORN_BYTES:
+            rows = _before(rows, int(begun[1]) if begun else 0)
     return [rows[step] for step in sorted(rows)]
+
+
+def _before(rows: Mapping[int, TraceRow], since: int) -> dict[int, TraceRow]:
+    return {step: row for step, row in rows.items() if step < since}
 
 
 def read_record(directory: Path) -> dict[int, list[TraceRow]]:
@@ -109,9 +126,10 @@ def read_record(directory: Path) -> dict[int, list[TraceRow]]:
         UsageError: the record is damaged, or of another version of allranks.
     """
     record, has_other = {}, False
-    for path in (directory / FOLDER).glob("rank_*.jsonl"):
-        number, data = path.stem.removeprefix("rank_"), find_regular(path, at_most=MAX_BYTES)
-        if number.isdecimal() and (rows := parse_rows(data or b"")):
+    for path in (directory / FOLDER).glob("rank_*"):
+        number = path.name.removeprefix("rank_").removesuffix(".jsonl")
+        data = find_regular(path, at_most=MAX_BYTES)
+        if number.isdecimal() and path.name == file_name(int(number)) and (rows := parse_rows(data or b"")):
             record[int(number)] = rows
         has_other |= bool(data)
     if has_other and not record:
