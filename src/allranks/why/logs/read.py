@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import zstandard
 
+from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.records import find_json
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _cut(stream: io.BufferedReader, block_bytes: int) -> Iterator[Chunk]:
     while parts := list(itertools.islice(blocks, CHUNK_BYTES // block_bytes)):
         data = b"".join(filter(None, (overlap, *parts, stream.readline(_BLOCK_BYTES))))
         first = first or data  # kept: else the allocator gives pages back after each chunk, 8% of the rate
-        decode = decode or find_json(data) or bytes
+        decode = decode or find_json(data) or find_margin(data) or bytes
         chunk = Chunk(decode(data), line)
         yield chunk
         line = chunk.number_at(len(chunk.data))

@@ -145,9 +145,12 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
 
     Exceptions that nobody caught come first, then those with a frame in the user's files: a logger may print others. A
     script may go on without a module. One without its message says nothing. Several processes may have written the same
-    one into a file that does not tell who wrote what, with the lines of their frames mixed.
+    one into a file that does not tell who wrote what, with the lines of their frames mixed. Who raised another one
+    below had caught it.
     """
     tracebacks = read_tracebacks(reader.logs)
+    ends = (one for one in tracebacks if one.frames and reader.may_end(one.line))
+    last = {_name_process(one.line, reader): one for one in ends}
     is_only_begun = not any(one.frames for one in tracebacks)  # or frames are another program's: IPython's
     own = [one for one in tracebacks if not one.is_explained and (one.kind or one.user_frame or is_only_begun)]
     own = [one for one in own if one.is_known or one.is_of_command or not one.is_consequence]
@@ -164,7 +167,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     for traceback in own:
         line = traceback.line
         who = reader.speaker_of(line)
-        same = by_writer.setdefault(_name_process(line, reader), [])
+        same = by_writer.setdefault(process := _name_process(line, reader), [])
         if same and (same[0].headline != traceback.headline or len(same) == MAX_RAISED):
             continue
         same.append(traceback)
@@ -172,13 +175,15 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         frame = known.user_frame or (known.frames[-1] if known.frames else None)
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
+        final = last.get(process, traceback)
+        is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
         may_end, has_steps_below = reader.may_end(line), line.number < steps.get(line.source.shown, 0)
         has_gone_on = has_steps_below and known.user_frame is None  # a library logged it
         seems_to_go_on = has_steps_below and not has_ends
         may_go_on = has_gone_on or (seems_to_go_on and not may_end)
         is_last_word = may_end or (bool(who) and not seems_to_go_on)
-        is_sure = is_told and is_last_word and not (has_gone_on or known.is_of_communication)
+        is_sure = is_told and is_last_word and not (has_gone_on or is_caught or known.is_of_communication)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.UNDECIDED if has_gone_on else Confidence.LIKELY
         yield reader.state(
