@@ -2,10 +2,10 @@
 
     torchrun train.py >> train.log 2>&1       today, and again tomorrow
 
-A run is over below torchrun's summary, if only one node writes there; where all tasks of srun have ended; below the
-scheduler's word that it requeues the job; without a launcher below an exception that nobody caught. What begins anew
-there is another run: its steps, or a process that has ended and ends again. Steps that begin anew below any other end
-are doubtful: they may be another rank's, whose output came late.
+A run is over below torchrun's summaries of all nodes; where all tasks of srun have ended; below the scheduler's word
+that it requeues the job; without a launcher, below an exception that nobody caught. What begins anew there is another
+run: steps with lower numbers, or a process that ended and ends again. An agent of torchrun that tells of a second
+failed worker has started its workers again, which it logs at level INFO only.
 """
 
 from __future__ import annotations

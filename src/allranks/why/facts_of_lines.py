@@ -38,6 +38,8 @@ _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
 _GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
+_INDENTED = re.compile(r"\s+[\w.]*[a-z](?:Error|Exception): ")
+"""An exception in torchrun's summary; whatever precedes all lines may hide it from its mark."""
 _OF_AGENTS = "static_tcp_rendezvous"
 ENTRY_LINES = 1000
 """Number of lines of one worker's traceback in torchrun's summary, at most."""
@@ -97,7 +99,8 @@ class FactReader:
 
     def entry_of(self, line: Line) -> SummaryEntry | None:
         """Return the worker of torchrun's summary whose exception this line is; None: its process wrote it."""
-        if not line.text[:1].isspace() or line.at not in self._exceptions:
+        is_exception = line.at in self._exceptions or _INDENTED.match(line.text) is not None
+        if not line.text[:1].isspace() or not is_exception:
             return None
         entries = self._entries.get(line.source.shown, ())
         index = bisect_left(entries, line.number, key=_first_line) - 1
