@@ -99,7 +99,9 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
         for item in strong
         if item.kind is FactKind.ENDED or (item.kind is FactKind.DEVICE_FAULT and item.place.source not in files)
     ]
-    return [item for item in strong if not own or item not in strangers or not _is_apart(item)]
+    is_awaited = any(item.sort is Sort.ABSENT and item.effects for item in strong)  # by the others
+    apart = [item for item in strangers if _is_apart(item) and (own or (is_awaited and not item.effects))]
+    return [item for item in strong if item not in apart]
 
 
 def _elect(chosen: Sequence[Item], items: Sequence[Item], world: int | None) -> list[Root]:

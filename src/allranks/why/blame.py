@@ -34,7 +34,7 @@ from allranks.why.readings.arrivals import read_arrivals
 from allranks.why.readings.dials import read_dials
 from allranks.why.readings.ends import read_ends
 from allranks.why.readings.lists import read_opcounts, read_ras, read_stalls
-from allranks.why.readings.progress import read_steps
+from allranks.why.readings.progress import read_restarts, read_steps
 from allranks.why.readings.silence import conclude_silence, find_words
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
@@ -52,6 +52,7 @@ READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
     read_stalls,
     read_opcounts,
     read_ras,
+    read_restarts,
     read_steps,
 )
 """The readings that combine several lines."""

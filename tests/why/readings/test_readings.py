@@ -35,11 +35,7 @@ ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this
 The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
 unexpectedly exits with a connection error code 2. End of file."""
 RESTART = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group"
-WRAPPED = """\
-[rank{rank}]:[E424 01:11:21.160832730 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation \
-timeout: WorkNCCL(SeqNum=4, OpTy
-pe=BROADCAST, NumelIn=112, NumelOut=112, Timeout(ms)=1800000) ran for 1800010 milliseconds before timing out."""
-
+ANEW = "    will not load any checkpoints and will start from random"
 CASES = [
     pytest.param("srun: error: n03: task 5: Exited with exit code 1", "user-code-error", "n03 rank 5", id="srun"),
     pytest.param(
@@ -135,12 +131,7 @@ CASES = [
         "node1 local rank 2 process 102",
         id="NCCL: another call at the same number",
     ),
-    pytest.param(
-        "\n".join(WRAPPED.format(rank=rank) for rank in (1, 2, 3, 4)),
-        "straggler-rank",
-        "rank 0",
-        id="the rest of a line that a terminal cut",
-    ),
+    pytest.param(f"{ANEW}\n{RESTART}\n{ANEW}", "elastic-no-resume", "", id="anew after a restart"),
     pytest.param(
         "\n".join(
             f"[E ProcessGroupNCCL.cpp:566] [Rank {rank}] Watchdog caught collective operation timeout: "
@@ -185,6 +176,7 @@ def test_the_lines_together_name_cause_and_culprit(why: Why, log: str, cause: st
 @pytest.mark.parametrize(
     "log",
     [
+        pytest.param(f"{ANEW}\niteration 1/ 10 | lm loss: 9.1", id="the first start finds no checkpoint"),
         pytest.param("\n".join(call(pid, "AllReduce", 9984) for pid in (100, 101, 102)), id="all the same"),
         pytest.param(
             "\n".join(
@@ -490,6 +482,24 @@ def test_who_does_not_heed_the_agent_is_no_culprit(why: Why) -> None:
     )
     found = why(unable + "Signals.SIGKILL\n" + SUMMARY.format(later="13:02:59"))
     assert [(one.cause.name, one.culprit.ranks) for one in found] == [("user-code-error", (1,))]
+
+
+CLOSING = "".join(f"Sending process {pid} closing signal SIGTERM\n" for pid in (1201, 1202, 1204, 1205))
+
+
+def test_the_process_that_an_agent_does_not_end_had_ended_unless_all_were_to_end(why: Why) -> None:
+    assert why(CLOSING)[0].culprit.words() == "local rank 2 process 1203"
+    told = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 91 got signal: 15\n"
+    assert "1203" not in " ".join(one.culprit.words() for one in why(CLOSING + told))
+
+
+@pytest.mark.parametrize(("rank", "culprits"), [(0, ()), (3, (3,))])
+def test_what_took_long_is_no_reason_of_who_waited_itself(why: Why, rank: int, culprits: tuple[int, ...]) -> None:
+    said = "[rank{0}]:[E ProcessGroupNCCL.cpp:629] [Rank {0}] Watchdog caught collective operation timeout: "
+    said += "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=600000) ran for 600010 "
+    said += "milliseconds before timing out.\n"
+    first = why(f"[rank{rank}]: epoch 1 took 3600.5 seconds\n" + "".join(map(said.format, (0, 1, 2))))[0]
+    assert (first.culprit.ranks, first.confidence is Confidence.CERTAIN) == (culprits, False)
 
 
 def test_the_pod_that_was_evicted_is_named(why: Why) -> None:

@@ -1,6 +1,6 @@
 """Undoes what mails, loggers and screens did to the lines of a log: a margin. Pure.
 
-    strip = find_margin(data)           # every line begins with `> `, `| `, `[stderr] `, `INFO: `, `train | `
+strip = find_margin(data)           # every line begins with `> `, `| `, `[stderr] `, `INFO: `, `train | `
 """
 
 from __future__ import annotations

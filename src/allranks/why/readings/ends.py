@@ -18,6 +18,8 @@ from allranks.why.logs.log_events import LogEvent
 from allranks.why.people import named
 from allranks.why.summaries import SummaryEntry, read_summaries
 
+MAX_GAP = 64
+"""Largest distance of the pids of one agent's workers: they are started one after the other."""
 LOOK_S = 1.0
 """torchrun looks at all workers every 0.1 s, and tells of those that ended meanwhile in the order of their ranks."""
 _OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
@@ -35,6 +37,7 @@ def read_ends(reader: FactReader) -> Iterator[Fact]:
         of_agents.add(source)
     if not of_agents:
         yield from _of_launchers(reader)
+        yield from _not_ended(reader)
     has_agents = bool(of_agents) or any(reader.logs.of("closing", "killed-by-agent"))
     yield from _of_tasks(reader, has_agents=has_agents)
     for event in reader.logs.of("killed-by-agent", "closing"):
@@ -137,9 +140,25 @@ def _start(reader: FactReader, event: LogEvent) -> tuple[str, int]:
     return event.line.source.shown, reader.attempt_of(event.line)
 
 
+def _not_ended(reader: FactReader) -> Iterator[Fact]:
+    """The agent ends all workers except the one that has already ended; all of them if it was told to end itself."""
+    is_told = any(reader.logs.of(Trait.ENDS_FROM_OUTSIDE))
+    closing = [event for event in reader.logs.of("closing") if event.values["signal"] == "SIGTERM" and not is_told]
+    closed = {int(event.values["pid"]): event.line for event in closing}
+    first, last = min(closed, default=0), max(closed, default=0)
+    gone = [pid for pid in range(first, last) if pid not in closed] if last - first <= MAX_GAP else []
+    if 0 < len(gone) < len(closed):
+        line = closed[first]
+        told = f"the agent ended all workers except process {', '.join(map(str, gone))}, which had already ended"
+        whos = [Who(node=line.node, local_rank=pid - first, pid=pid) for pid in gone]
+        ask = "the .err file of that worker, dmesg -T of its node"
+        yield from reader.infer(FactKind.ENDED, "dead-rank", (line,), told, who=whos, ask=ask)
+
+
 def _store_gone(reader: FactReader) -> Iterator[Fact]:
     """An agent with running workers had reached the store before: the store is gone, not unreachable."""
-    refused = next(reader.logs.of(Trait.AT_THE_MEETING), None)
+    meeting = reader.logs.of(Trait.AT_THE_MEETING)
+    refused = next((event for event in meeting if "RendezvousConnectionError: " in event.line.text), None)
     if refused is not None and any(reader.logs.of("agent-runs")):
         told = "the agent lost the rendezvous store while its workers ran: the store's host or its agent ended"
         ask = "the log of the agent on the host that --rdzv-endpoint names"

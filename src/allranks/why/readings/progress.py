@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from allranks.facts.fact import Fact, FactKind
+from allranks.why.attempts import ANEW, RESTART
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
@@ -31,3 +32,24 @@ def find_last_steps(logs: Logs) -> dict[str, int]:
     """Return the number of the last line with a step of the training, by file: what stands above it was overcome."""
     lines = (line for tail in logs.tails for line in tail.lines)
     return {line.source.shown: line.number for line in lines if is_of_training(line.text)}
+
+
+def read_restarts(reader: FactReader) -> Iterator[Fact]:
+    """Return that the workers started from the beginning after a restart, if a log has both lines in this order.
+
+    Neither line alone proves it: torchrun also restarts workers that resume, and the first start finds no checkpoint.
+    """
+    restarts: dict[str, Line] = {}
+    for event in reader.logs.of(ANEW):
+        source = event.line.source.shown
+        if RESTART.search(event.line.text):
+            restarts.setdefault(source, event.line)
+        elif event.states is None and source in restarts:
+            yield from reader.infer(
+                FactKind.RAISED,
+                ANEW,
+                (event.line, restarts[source]),
+                "the workers were restarted, but found no checkpoint to resume from",
+                ask="which checkpoint the script loads at its start, and from where",
+            )
+            return

@@ -101,7 +101,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
 
 
 def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
-    """Who did something else for as long as the others' timeout, by the last progress bar.
+    """Who did something else for longer than the others' timeout, as it says; or as long, by the last progress bar.
 
     Usually only rank 0 shows one.
     """
@@ -110,6 +110,11 @@ def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> I
         return
     limit_s, first = min(event.number("ms") or 0 for event in timeouts) / 1000, timeouts[0].line
     waiting = {rank for _, rank in reports}
+    took = [event for event in reader.logs.of("took") if float(event.values["seconds"]) > limit_s]
+    slow = [event for event in took if event.line.rank is not None and event.line.rank not in waiting]
+    if ranks := sorted({event.line.rank or 0 for event in slow}):
+        told = f"{fold_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s"
+        yield from reader.behind([event.line for event in slow[:3]], told, ranks=ranks, ask=_ASK)
     lines = [line for tail in reader.logs.tails for line in tail.lines if "%|" in line.text]
     bars = [(line, match) for line in lines if (match := _BAR.search(line.text))]
     for line, match in bars[-1:]:
