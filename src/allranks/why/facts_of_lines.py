@@ -183,8 +183,8 @@ class FactReader:
             if Trait.ERROR_OF_SCRIPT in event.traits and event.line.at in self._exceptions:
                 continue  # told with its place in the script (readings/tracebacks.py)
             entry = self.entry_of(event.line)
-            start = entry.when.number if entry is not None else self.attempt_of(event.line)
-            same = alike[event.cause.id, event.sign.pattern, *event.line.writer, entry is None, start]
+            start = self.attempt_of(event.line)
+            same = alike[event.cause.id, event.sign.pattern, *event.line.writer, start, entry and entry.when.number]
             is_new = event.sign.fact in _COMES_AND_GOES or all(other.values != event.values for other in same)
             if len(same) < (MAX_ALIKE if is_new else MAX_RAISED * self._may_be_anothers(event)):
                 same.append(event)
