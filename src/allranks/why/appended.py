@@ -3,9 +3,9 @@
     torchrun train.py >> train.log 2>&1       today, and again tomorrow
 
 A run is over below torchrun's summaries of all nodes; where all tasks of srun have ended; below the scheduler's word
-that it requeues the job; without a launcher, below an exception that nobody caught. What begins anew there is another
-run: steps with lower numbers, or a process that ended and ends again. An agent of torchrun that tells of a second
-failed worker has started its workers again, which it logs at level INFO only.
+that it ends the job, to begin it again or not; without a launcher, below an exception that nobody caught. What begins
+anew there is another run: steps with lower numbers, a launcher, or a process that ended and ends again. An agent of
+torchrun that tells of a second failed worker has started its workers again, which it logs at level INFO only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from allranks.why.summaries import read_summaries
 from allranks.why.times import Times
 from allranks.why.writers import find_uncaught
 
-_REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
-"""The scheduler begins the same script again, if it may."""
+_JOB_END = re.compile(r"JOB \d+ ON \S+ CANCELLED|CANCELLED AT \S+ DUE TO ")
+"""The scheduler ends the job; it may begin it again, and the next one may write into the same file."""
 _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
@@ -64,28 +64,32 @@ class _End(msgspec.Struct):
     """Of torchrun's summaries."""
     tasks: set[int] = set()
     """Of srun, which tells that they ended."""
-    is_requeue: bool = False
-    """Whether the scheduler tells that it begins the job again."""
+    is_by_scheduler: bool = False
+    """Whether the scheduler tells that it ends the job."""
     has_code: bool = True
     """Whether its processes ended by themselves."""
 
     def is_over(self, hosts: Collection[str]) -> bool:
-        """Whether all processes have ended: of all hosts, or of several tasks all that are known."""
-        if self.tasks and not self.is_requeue:
+        """Whether all processes have ended: of the job, of all hosts, or of several tasks all that are known."""
+        if self.tasks and not self.is_by_scheduler:
             return 1 < len(self.tasks) == max(self.tasks) + 1
-        return len(hosts) < 2 or self.hosts == hosts
+        return self.is_by_scheduler or len(hosts) < 2 or self.hosts == hosts
+
+    def is_of_other_script(self, other: _End) -> bool:
+        """Whether an end below is of another part of the same job."""
+        return None not in (self.script, other.script) and self.script != other.script
 
     def is_of_other_run(self, other: _End) -> bool:
         """Whether an end below is another run's; another script that fails is another part of the same job."""
-        if None not in (self.script, other.script) and self.script != other.script:
+        if self.is_of_other_script(other):
             return False
         same = self.processes.keys() & other.processes.keys()
         return bool(self.tasks & other.tasks) or any(self.processes[name] != other.processes[name] for name in same)
 
     def is_one_with(self, below: _End) -> bool:
-        """Whether an end below is of the same run: of another node or task, and below a requeue ended by somebody."""
-        if self.is_requeue or below.is_requeue:
-            return below.is_requeue or not below.has_code
+        """Whether an end below is of the same run: of another node or task, or ended by somebody as the job was."""
+        if self.is_by_scheduler:
+            return not (below.is_by_scheduler or below.has_code)
         are_alike = bool(self.hosts and below.hosts) or bool(self.tasks and below.tasks)
         return are_alike and self.hosts.isdisjoint(below.hosts) and self.tasks.isdisjoint(below.tasks)
 
@@ -95,7 +99,7 @@ class _End(msgspec.Struct):
         self.processes.update(below.processes)
         self.hosts |= below.hosts
         self.tasks |= below.tasks
-        self.is_requeue |= below.is_requeue
+        self.is_by_scheduler |= below.is_by_scheduler
 
 
 def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterator[FurtherRun]:
@@ -116,11 +120,11 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
         own, known = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
         timed = [line for line in known if line.time is not None]
         steps = [line for line in tail.lines if is_of_training(line.text)]
-        begun = {line.number for line in starts if line.source == tail.source}
+        begun = [line.number for line in starts if line.source == tail.source]
         for end, following in zip_longest(own, own[1:]):
             last = following.line.number if following is not None else tail.num_lines + 1
             if (
-                (end.is_requeue and any(end.line.number < number < last for number in begun))
+                (end.is_over(hosts) and _is_begun(begun, steps, end, following))
                 or (following is not None and end.is_of_other_run(following))
                 or (end.is_over(hosts) and _trains_anew(tail, steps, end, last))
             ):
@@ -133,12 +137,12 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
 def _read_launchers(logs: Logs) -> Mapping[str, list[_End]]:
     """Return by file what torchrun or srun, and the scheduler, tell of ends.
 
-    The ends of several nodes, or tasks, are one until one of them ends again. Below the scheduler's word those are its
-    own that somebody ended.
+    The ends of several nodes, or tasks, are one until one of them ends again. Below the scheduler's word those are the
+    job's own that somebody ended.
     """
     found: defaultdict[str, list[_End]] = defaultdict(list)
-    requeued = (_End(event.line, is_requeue=True) for event in logs.of("srun") if _REQUEUE.search(event.line.text))
-    for end in sorted([*(list(_read_torchrun(logs)) or _read_tasks(logs)), *requeued], key=lambda end: end.line.number):
+    of_job = (_End(event.line, is_by_scheduler=True) for event in logs.of("srun") if _JOB_END.search(event.line.text))
+    for end in sorted([*(list(_read_torchrun(logs)) or _read_tasks(logs)), *of_job], key=lambda end: end.line.number):
         own = found[end.line.source.shown]
         if own and own[-1].is_one_with(end):
             own[-1].add(end)
@@ -206,6 +210,14 @@ def _goes_back(timed: Sequence[Line], end: int, times: Times) -> bool:
     return 0 < index < len(timed) and times.of(timed[index]).is_before(times.of(timed[index - 1]))
 
 
+def _is_begun(begun: Sequence[int], steps: Sequence[Line], end: _End, following: _End | None) -> bool:
+    """Whether a launcher begins below an end, and below it are steps, or another end of the same script."""
+    if following is not None and end.is_of_other_script(following):
+        return False
+    last = following.line.number if following is not None else max((line.number for line in steps), default=0)
+    return any(end.line.number < number < last for number in begun)
+
+
 def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int) -> bool:
     """Whether the training between an end and a line below begins anew.
 
@@ -216,10 +228,12 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int) -> boo
     alike = [line for line in below if not above or _form(line) in above]
     if len(alike) < MIN_STEPS:
         return False
+    if end.is_by_scheduler and end.tasks:  # somebody ended them, and it may go on where they had saved
+        return True
     if above:
         first, before = _count(alike[0]), above[_form(alike[0])]
         return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
-    may_be_late = end.is_requeue or end.tasks  # it was in a buffer, or they had some time to save
+    may_be_late = end.is_by_scheduler or end.tasks  # it was in a buffer, or they had some time to save
     return not may_be_late or tail.lines[0].number > end.line.number
 
 

@@ -171,7 +171,7 @@ class FactReader:
         return When(None, min(when.latest_s or 0.0 for when in whens), clocks.pop())
 
     def read(self) -> Iterator[Fact]:
-        """Return the facts of all lines that match a sign; of equal ones of one writer, the first."""
+        """Return the facts of all lines that match a sign; of equal ones of one writer and start, the first."""
         alike: defaultdict[tuple[object, ...], list[LogEvent]] = defaultdict(list)
         supported: set[str] = set()
         for event in self.logs.events:
@@ -183,7 +183,8 @@ class FactReader:
             if Trait.ERROR_OF_SCRIPT in event.traits and event.line.at in self._exceptions:
                 continue  # told with its place in the script (readings/tracebacks.py)
             entry = self.entry_of(event.line)
-            same = alike[event.cause.id, event.sign.pattern, *event.line.writer, entry and entry.when.number]
+            start = self.attempt_of(event.line)
+            same = alike[event.cause.id, event.sign.pattern, *event.line.writer, start, entry and entry.when.number]
             is_new = event.sign.fact in _COMES_AND_GOES or all(other.values != event.values for other in same)
             if len(same) < (MAX_ALIKE if is_new else MAX_RAISED * self._may_be_anothers(event)):
                 same.append(event)

@@ -10,7 +10,7 @@ by task and node, NCCL by node and pid, a peer by address. What any of them tell
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -46,6 +46,8 @@ class People:
     files: int = 0
     """One more than the highest rank with a file of its own."""
     node_of_address: dict[str, str] = field(default_factory=dict)
+    aliases: dict[str | None, str] = field(default_factory=dict)
+    """A node's name in paths -> its name in the lines of those files."""
     nodes: tuple[str, ...] = ()
     """All nodes that wrote something."""
     endpoint: str | None = None
@@ -72,12 +74,15 @@ class People:
         """Return a process with all that is known of it."""
         if (full := self._known.get(who)) is not None:
             return full
+        asked = who
+        if who.node in self.aliases:
+            who = replace(who, node=self.aliases[who.node])
         known = next((self.found[handle] for handle in _handles(who) if handle in self.found), None)
         node = who.node or (self.node_of_address.get(who.address) if who.address else None)
         full = replace(who, node=node)
         if known is not None and not _differ(full, known):
             full |= known
-        self._known[who] = full
+        self._known[asked] = full
         return full
 
     def speaker(self, line: Line) -> Who:
@@ -129,13 +134,14 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     """Collect ranks, nodes and addresses; `ends` are processes as launchers name them when they end."""
     worlds = [world for event in logs.of("comm", "world") if (world := event.number("world"))]
     largest = max(worlds, default=0)  # groups within the job are smaller, and number their ranks from 0
-    nodes = _find_nodes(logs)
+    nodes, aliases = _find_nodes(logs)
     people = People(
         world=largest if 0 < largest <= MAX_RANKS else None,
         are_tasks_agents=any(event.line.is_of_task for event in logs.of("failure-host", *_NAMES_PROCESSES)),
         files=max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0),
         node_of_address={event.values["address"]: node for event in logs.of("bootstrap") if (node := event.line.node)},
-        nodes=tuple(nodes),
+        aliases=aliases,
+        nodes=tuple(dict.fromkeys(aliases.get(node, node) for node in nodes)),
         endpoint=next((event.values["endpoint"].rstrip(".,:") for event in logs.of("endpoint")), None),
         node_of_file={
             tail.source.shown: word
@@ -155,7 +161,8 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         people.scopes.setdefault(event.line.source.shown, []).append((event.line, scope))
     if not people.are_tasks_agents:
         people.rank_of_file = _find_file_ranks(logs)
-    told = [*_by_prefix(logs, people), *ends, *_by_message(logs, largest)]
+    named = (*_by_prefix(logs, people), *ends, *_by_message(logs, largest))
+    told = [replace(who, node=aliases.get(who.node, who.node)) for who in named]
     people.found = _index(told, is_one_node=len(people.nodes) <= 1 and _is_of_one_agent(logs))
     return people
 
@@ -170,13 +177,23 @@ def _is_of_one_agent(logs: Logs) -> bool:
     return max(len(outputs), len(folders), len(agents)) <= 1
 
 
-def _find_nodes(logs: Logs) -> dict[str, None]:
-    """Return the nodes that wrote something, in the order of their lines."""
-    told = (event.values["node"] if event.kind == "failure-host" else event.line.node for event in logs.events)
-    nodes = dict.fromkeys(filter(None, told))
+def _find_nodes(logs: Logs) -> tuple[dict[str, None], dict[str | None, str]]:
+    """Return the nodes that wrote something, in the order of their lines, and what those that paths name are called.
+
+    A folder may have any name, `gpt2-node-16/`; what the lines say is right, if they say one node, and no other
+    folder's do.
+    """
+    nodes: dict[str, None] = {}
+    hosts: defaultdict[str, set[str]] = defaultdict(set)
+    for event in logs.events:
+        if host := event.values["node"] if event.kind == "failure-host" else event.line.node:
+            nodes[host] = None
+            if (in_path := event.line.source.node) not in {None, host}:
+                hosts[str(in_path)].add(host)
     if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
         nodes = dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node)
-    return nodes
+    claims = Counter(name for names in hosts.values() for name in names)
+    return nodes, {node: name for node, names in hosts.items() for name in names if len(names) == claims[name] == 1}
 
 
 def _by_prefix(logs: Logs, people: People) -> Iterator[Who]:
