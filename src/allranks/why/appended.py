@@ -230,11 +230,12 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int) -> boo
         return False
     if end.is_by_scheduler and end.tasks:  # somebody ended them, and it may go on where they had saved
         return True
-    if above:
+    is_more_than_a_buffer = tail.lines[0].number > end.line.number
+    if above and not ("" in end.processes and is_more_than_a_buffer):
         first, before = _count(alike[0]), above[_form(alike[0])]
         return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
     may_be_late = end.is_by_scheduler or end.tasks  # it was in a buffer, or they had some time to save
-    return not may_be_late or tail.lines[0].number > end.line.number
+    return not may_be_late or is_more_than_a_buffer
 
 
 def _count(line: Line) -> list[int]:
