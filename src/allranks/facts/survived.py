@@ -97,7 +97,8 @@ class _Attempt:
         if item.kind in _HARD_ENDS:
             own = [_JOB] if is_outside(item) else []
         is_last = self._is_last_word(item)
-        if any(later.is_by_time(whose, item) or (later.is_by_line(whose, item) and not is_last) for whose in own):
+        is_buffered = is_last and (item.process in self._ends or not item.who)
+        if any(later.is_by_time(whose, item) or (later.is_by_line(whose, item) and not is_buffered) for whose in own):
             return True
         if (item.fact.said is Said.KERNEL or is_outside(item)) and later.is_all_days_later(item):
             return True

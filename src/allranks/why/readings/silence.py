@@ -169,7 +169,7 @@ def _stops(logs: Logs, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusio
 def _says(people: People, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusion | None:
     """Lines have words of a failure or of a hang, and no line of the same source shows progress after them."""
     last = {line.source.shown: line.number for line in goes}
-    after = [line for line in lines if line.number > last.get(line.source.shown, 0)]
+    after = [line for line in lines if line.number > last.get(line.source.shown, 0) and not SLURM.search(line.text)]
     ends = {line.source.shown: line.number for line in lines}
     latest = [line for line in after if ends[line.source.shown] - line.number < LAST_LINES]
     for pattern, cause, confidence, message, ask in _WORDS:
