@@ -23,8 +23,11 @@ Files = Mapping[str, str]
 Ask = Callable[..., Told]
 
 CASES = read_table("probes.toml")
+FOLDERS = {probe: sorted((PROBES / probe).iterdir()) for probe in sorted(CASES)}
 LOGS: dict[str, Files] = {
-    probe: {path.name: path.read_text() for path in sorted((PROBES / probe).iterdir())} for probe in sorted(CASES)
+    probe: {path.name: path.read_text() for path in paths}
+    for probe, paths in FOLDERS.items()
+    if all(path.is_file() for path in paths)  # the names of folders may tell who is who
 }
 SEVERAL = [probe for probe, files in LOGS.items() if len(files) > 1]
 OF_ONE_FAULT = [probe for probe in SEVERAL if "beside" not in CASES[probe] and CASES[probe].get("exit") is None]

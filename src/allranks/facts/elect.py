@@ -169,14 +169,14 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
             most, part = Confidence.UNDECIDED, RootPart.UNDECIDED
     elif best.sort is Sort.LOSS:
         most = _LESS.get(best.fact.confidence, Confidence.UNDECIDED)
-        blamed = _find_silent(items, world) or _find_peers(like)
+        blamed = _find_silent(items, world, least=FEW) or _find_peers(like)
     elif best.sort is Sort.WAIT:
         blamed, most = _find_absent(best.fact.group, items, world)
         part = RootPart.CULPRIT if blamed else RootPart.UNDECIDED
     elif best.sort in {Sort.GONE, Sort.ORDER}:
         most, blamed = Confidence.LIKELY, ()
     if best.kind is FactKind.ENDED and not blamed:  # its launcher names nobody: who did not lose it
-        blamed = _find_silent(items, world)
+        blamed = _find_silent(items, world, least=2)
     # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
     is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
     files = {item.place.source for item in items if not is_outside(item)}
@@ -205,11 +205,11 @@ def _find_peers(losses: Sequence[Item]) -> tuple[Who, ...]:
     return tuple(peer for peer, count in counts.items() if count == most)
 
 
-def _find_silent(items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
-    """Return the one rank that says nothing where all others, two or more, lost somebody or waited."""
+def _find_silent(items: Sequence[Item], world: int | None, *, least: int) -> tuple[Who, ...]:
+    """Return the one rank that says nothing where all others, of `least` ranks or more, lost somebody or waited."""
     suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}}
     silent = _find_others(suffered, items, world)
-    return silent if len(silent) == 1 and len(suffered) > 1 else ()
+    return silent if len(silent) == 1 and world is not None and world >= least else ()
 
 
 def _find_absent(group: str | None, items: Sequence[Item], world: int | None) -> tuple[tuple[Who, ...], Confidence]:
