@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from allranks.why.appended import find_further_runs
+from allranks.why.attempts import Attempts
 from allranks.why.logs.log_events import Logs
 from allranks.why.times import Times
 
@@ -170,3 +171,11 @@ def test_summaries_of_several_nodes_are_one_end(read: Read) -> None:
 def test_the_file_of_another_node_below_is_no_further_run(read: Read) -> None:
     first, second = (STEPS.replace("step", f"2026-11-30 04:4{minute}:00 step") for minute in (3, 1))
     assert runs(read(first + CRASH.format(error="KeyError: 1") + second)) == []
+
+
+def test_each_pod_begins_again_with_its_own_agents_words(read: Read) -> None:
+    restart, error = "will restart worker group", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
+    told = [("a", restart), ("b", error), ("b", restart), ("b", error)]
+    logs = read("".join(f"[pod/worker-{pod}/main] {word}\n" for pod, word in told))
+    attempts = Attempts(logs, Times(logs))
+    assert [attempts.attempt_of(event.line) for event in logs.of("cuda-oom")] == [0, 1]

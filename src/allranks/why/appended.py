@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -69,11 +69,10 @@ class _End(msgspec.Struct):
     has_code: bool = True
     """Whether its processes ended by themselves."""
 
-    def is_over(self, hosts: Collection[str]) -> bool:
-        """Whether all processes have ended: of the job, of all hosts, or of several tasks all that are known."""
-        if self.tasks and not self.is_by_scheduler:
-            return 1 < len(self.tasks) == max(self.tasks) + 1
-        return self.is_by_scheduler or len(hosts) < 2 or self.hosts == hosts
+    @property
+    def is_over(self) -> bool:
+        """Whether all processes that may write there have ended; of tasks, several, and all that are known."""
+        return not self.tasks or self.is_by_scheduler or 1 < len(self.tasks) == max(self.tasks) + 1
 
     def is_of_other_script(self, other: _End) -> bool:
         """Whether an end below is of another part of the same job."""
@@ -109,7 +108,6 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
         told: files in which the launcher tells that it starts its workers again.
     """
     ends = _read_launchers(logs) or _read_last_words(logs)
-    hosts = {host for own in ends.values() for end in own for host in end.hosts}
     starts = [event.line for event in logs.of("started")]
     tails = [tail for tail in logs.tails if tail.source.shown in ends and tail.source.shown not in told]
     lines: defaultdict[str, list[Line]] = defaultdict(list)
@@ -124,9 +122,9 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
         for end, following in zip_longest(own, own[1:]):
             last = following.line.number if following is not None else tail.num_lines + 1
             if (
-                (end.is_over(hosts) and _is_begun(begun, steps, end, following))
+                (end.is_over and _is_begun(begun, steps, end, following))
                 or (following is not None and end.is_of_other_run(following))
-                or (end.is_over(hosts) and _trains_anew(tail, steps, end, last))
+                or (end.is_over and _trains_anew(tail, steps, end, last))
             ):
                 index = bisect_right(known, end.line.number, key=_number)
                 if index < len(known) and not _goes_back(timed, end.line.number, times):

@@ -40,13 +40,12 @@ def find_own_jobs(logs: Logs) -> frozenset[str]:
 
 
 def find_unowned(logs: Logs) -> frozenset[tuple[str, int]]:
-    """Return where kernels and daemons name a job that is not known as the own one; no exception, no rank does."""
+    """Return where kernels and daemons name a job that is not known as the own one; no rank does."""
     told = list(logs.of(_OF_JOB, _OF_CGROUP))
     own = find_own_jobs(logs) if told else ()  # looks at the names of all files
     told = [event for event in told if event.values["job"] not in own and event.line.rank is None]
     outside = {event.line.at for event in logs.events if told and event.sign and event.sign.said in _OUTSIDE}
-    raised = {event.line.at for event in logs.of("exception") if told}
-    whose = (event for event in told if event.kind == _OF_CGROUP or event.line.at in outside - raised)
+    whose = (event for event in told if event.kind == _OF_CGROUP or event.line.at in outside)
     return frozenset(event.line.at for event in whose)
 
 
