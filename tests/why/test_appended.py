@@ -174,7 +174,8 @@ def test_the_file_of_another_node_below_is_no_further_run(read: Read) -> None:
 
 
 def test_each_pod_begins_again_with_its_own_agents_words(read: Read) -> None:
-    restart, error = "will restart worker group", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
+    restart = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group"
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."
     told = [("a", restart), ("b", error), ("b", restart), ("b", error)]
     logs = read("".join(f"[pod/worker-{pod}/main] {word}\n" for pod, word in told))
     attempts = Attempts(logs, Times(logs))

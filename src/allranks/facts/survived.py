@@ -104,9 +104,7 @@ class _Attempt:
             return True
         if is_outside(item) or item.kind is FactKind.LINK_FAULT:  # clocks of nodes differ
             return later.is_by_time(_ANYBODY, item, CLOCKS_S)
-        if item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
-            return later.is_by_time(_ANYBODY, item, DAY_S)  # of an earlier run
-        if is_last:
+        if is_last or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             return False
         if item.fact.is_generic:
             return self._was_overcome(item)
