@@ -12,8 +12,12 @@ MONITOR_S = 5.0
 """A launcher may see an end this much later than peers see their lost connections."""
 CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
+LOADER_S = 60.0
+"""So soon a rank notices that a process of its data loader is gone: torch looks every 5 s."""
 DAY_S = 86_400.0
 """After so long it may be of another run, or another process of that pid; clocks of other time zones differ by less."""
+OF_AN_EXCEPTION = 1
+"""Exit code of Python after an exception that nobody caught."""
 
 # --- Which was first --------------------------------------------------------------------------------------------------
 
@@ -102,6 +106,17 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
 
 
 # --- Why a process ended, or failed -----------------------------------------------------------------------------------
+
+
+def may_be_its_parent(reason: Item, effect: Item) -> bool:
+    """Whether the kernel killed a process that is no rank, as a data loader, of which this one may be the rank.
+
+    It then ends by an exception. Nobody says that it is the parent, so it is never certain.
+    """
+    is_helper = reason.kind is FactKind.ENDED and reason.fact.said is Said.KERNEL and reason.who.rank is None
+    is_soon = not_later(reason, effect) and effect.when.after_s(reason.when) <= LOADER_S
+    is_end = effect.is_first and effect.fact.code == OF_AN_EXCEPTION
+    return is_helper and reason.is_real and is_end and is_soon
 
 
 def strikes(reason: Item, effect: Item) -> bool:

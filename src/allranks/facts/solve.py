@@ -167,6 +167,12 @@ class _Between:
                 if not is_taken and (not own.who or (own.who.is_node and item.is_first)):
                     own.blamed = (*own.blamed, item.who)  # it names no process, but its end is known
                 continue
+            there = [*self._on_machine.get(item.who.node, ()), *self._on_machine.get(item.who.pod, ())]
+            child = next((reason for reason in there[: 4 * FEW] if rules.may_be_its_parent(reason, item)), None)
+            if child is not None:
+                child.explain(item, is_named=False)
+                child.blamed, child.is_doubted = (item.who,), True
+                continue
             self._possibly(item, (broken, rules.ends_others), (first, rules.ends_others), (lost, rules.may_end_it))
 
     def _by_machine(self, effect: Item) -> bool:
