@@ -170,7 +170,11 @@ def test_json_is_a_document(allranks: Allranks, logs: Path) -> None:
         (GOES_ON, 0, "\u2713 AR599 healthy   "),
         ("hello\n", 0, "\u2713 AR599 healthy   these logs show no failure"),
         ("", 3, "no known cause; these logs are empty"),
-        (GOES_ON + "it hangs here for hours, stuck here forever\n", 3, "\u26a0 AR491 silent-hang"),
+        (
+            "Listening...\n" + "".join(f"Dialling shard 5 failed, waiting for {n} ms\n" for n in (200, 260, 338)),
+            3,
+            "\u26a0 AR491 silent-hang",
+        ),
         (OOM, 1, "\u2717 AR109 cuda-oom   "),
         (SUCCEEDED, 0, "\u2713 AR599 healthy   "),
         (GOES_ON + REPORT, 1, "\u2717 AR408 stuck-rank   vm \u00b7 rank 2"),

@@ -269,6 +269,19 @@ def test_what_ended_the_job_from_outside_is_named_as_the_logs_know_it() -> None:
     assert [each.cause for each in found] == [limit.cause, OWN.cause]
 
 
+def test_a_traceback_reads_as_in_the_verdict() -> None:
+    """`run` prints it whole; the logs have the exception and its frame as two lines."""
+    whole = Evidence(seen='Traceback:\n  File "a.py", line 7\nValueError: x', source="runs/7/attempt_0/n1/rank_2.err")
+    lines = (
+        Evidence(seen="ValueError: x", source="attempt_0/n1/rank_2.err:4"),
+        Evidence(seen='File "a.py", line 7', source="attempt_0/n1/rank_2.err:2"),
+    )
+    raised = msgspec.structs.replace(OWN, cause="AR590 user-code-error", ranks=(2,), evidence=(whole,))
+    own = msgspec.structs.replace(raised, evidence=lines)
+    (found,) = join_verdict(Verdict(job="7", attempt=0, exit_code=1, findings=(raised,)), [own])
+    assert found.evidence == (Evidence(seen=whole.seen, source="attempt_0/n1/rank_2.err:4"),)
+
+
 def test_a_sure_verdict_needs_no_guesses() -> None:
     guess = msgspec.structs.replace(OWN, cause="AR504 nccl-version-mismatch", confidence=Confidence.UNDECIDED)
     found = join_verdict(Verdict(job="7", attempt=0, exit_code=75, findings=(PARTED,)), [OWN, guess])

@@ -214,10 +214,19 @@ def judge_lost(
 
 
 def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:
-    """Return the lines of the logs, else those of the verdict.
+    """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there.
 
     Lines in files of other ranks are left out: victims may use the words of the culprit's cause.
     """
-    own = {None, *finding.ranks}
-    found = [line for line in lines if not finding.ranks or read_path((line.source or "").partition(":")[0])[1] in own]
-    return found or finding.evidence
+    ranks = [read_path((line.source or "").partition(":")[0])[1] for line in lines]
+    found = [
+        line
+        for line, rank in zip(lines, ranks, strict=True)
+        if rank is None or rank in finding.ranks or not finding.ranks
+    ]
+    if not found or not any("\n" in evidence.seen for evidence in finding.evidence):
+        return found or finding.evidence
+    return [
+        msgspec.structs.replace(evidence, source=found[0].source) if "\n" in evidence.seen else evidence
+        for evidence in finding.evidence
+    ]
