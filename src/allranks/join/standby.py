@@ -149,20 +149,19 @@ def _serve(control: socket.socket, start: _Start) -> None:
                 names = [name for name, note in zip(LATER, now, strict=True) if note]
                 child, pipe = _fork_child(names, start)
         elif ends[0] in readable:
-            if _fork_worker(control, agent, start, notes):
-                if child:
-                    os.close(pipe)
+            if _fork_worker(control, agent, start, notes, pipe):
                 return
         else:  # the child is ready, or has ended: until then, this process forks
             os.close(pipe)
             os.waitpid(child, 0)
-            child = 0
+            child = pipe = 0
 
 
 def _fork_child(names: list[str], start: _Start) -> tuple[int, int]:
-    """Fork a process that imports these modules, and return its pid and a pipe that it closes when it can fork workers.
+    """Fork a process that imports these modules, and return its pid and a pipe, readable when it can fork workers.
 
-    Returns 0 and 0 in that process, and where it cannot be forked.
+    Returns 0 and 0 in that process once its parent has closed the pipe, as only one of them may take messages; and
+    where it cannot be forked.
     """
     standby, (pipe, end) = os.getpid(), os.pipe()
     child = _try_to_fork()
@@ -172,18 +171,24 @@ def _fork_child(names: list[str], start: _Start) -> tuple[int, int]:
         if _import(*names) or _find_obstacle(start):
             os._exit(0)
         gc.freeze()
+        os.write(end, b"r")
+        parent = select.poll()
+        parent.register(end, 0)  # POLLERR: nobody has the other end open
+        parent.poll()
     os.close(end)
     if child is None:
         os.close(pipe)
     return (child, pipe) if child else (0, 0)
 
 
-def _fork_worker(control: socket.socket, agent: int, start: _Start, notes: mmap.mmap) -> bool:
+def _fork_worker(control: socket.socket, agent: int, start: _Start, notes: mmap.mmap, pipe: int) -> bool:
     """Fork a worker for the next message; returns whether this process is the worker."""
     message, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MAX_FDS)
     if not message or _num_threads() > 1:  # the agent is gone, or does not want it any more
         os._exit(0)
     if (between := _try_to_fork()) == 0:
+        if pipe:
+            os.close(pipe)
         _fork_again(agent)
         control.close()
         _become(message.decode().split(), fds, start)
