@@ -33,8 +33,8 @@ from allranks.why.summaries import SummaryEntry, read_summaries
 from allranks.why.times import Times
 from allranks.why.writers import find_uncaught
 
-_GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
-"""An error whose own line says that its process goes on."""
+_GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it|ran out of memory with exception)\b")
+"""An error whose own line says that its process goes on; the last one is fairseq's, which skips the batch."""
 _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
 _GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""

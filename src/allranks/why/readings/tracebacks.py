@@ -26,7 +26,8 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]|\.p(?:yx|xd|xi)$"
 )
-_COMMUNICATION = re.compile(r"[/\\]torch[/\\]distributed[/\\]\w+\.py$")  # DTensor, FSDP and checkpoints are below
+_COMMUNICATION = re.compile(r"[/\\]torch[/\\](?:distributed[/\\]\w+|nn[/\\]parallel[/\\]distributed)\.py$")
+"""Files that call a backend, DDP's among them. DTensor, FSDP and checkpoints are below."""
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
 _GOES_ON = frozenset(("_run_finalizers",))
