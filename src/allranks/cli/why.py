@@ -43,6 +43,7 @@ from allranks.why.chain import Chain
 from allranks.why.conclusion import TimelineRow
 
 if TYPE_CHECKING:
+    from allranks.facts.story import Story
     from allranks.recorder.calls import Dump
     from allranks.why.logs.log_events import Logs
     from allranks.why.logs.read import ReadProblem
@@ -144,21 +145,20 @@ def why(
         is_all=is_all or html is not None,
         with_timeline=with_timeline or html is not None,
     )
-    document = answer.document(sources)
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
+        click.echo(json.dumps(msgspec.to_builtins(answer.document(sources)), indent=2))
     elif html is not None:
         from allranks.cli.report import write_page
         from allranks.cli.why_page import make_page
 
-        write_page(make_page(document, asked=asked, run=find_run_path(targets)), html)
+        write_page(make_page(answer.document(sources), asked=asked, run=find_run_path(targets)), html)
     else:
         style = Style.of(sys.stdout)
         markup = MARKDOWN if as_markdown else PLAIN
         bounds = [word for flag, text in (("--since", since), ("--until", until)) if text for word in (flag, text)]
         text = render_answer(answer, style, markup=markup, command=["allranks", "why", "--all", *bounds, *asked])
         click.echo(text if style.is_unicode else text.encode("ascii", "backslashreplace").decode())
-    return document.exit_code
+    return answer.exit_code
 
 
 def read_logs(sources: Sequence[Source], progress: ReadProgress) -> Logs:
@@ -238,7 +238,7 @@ class Answer:
     rows: tuple[TimelineRow, ...] | None
     running: str | None = None
     restarts: str = ""
-    chain: Chain | None = None
+    story: Story
     """What followed from what, according to the logs."""
 
     @property
@@ -251,6 +251,8 @@ class Answer:
 
     def document(self, sources: Sequence[Source]) -> Document:
         """Return the answer as JSON prints it."""
+        from allranks.why.chain import make_chain
+
         return Document(
             exit_code=self.exit_code,
             findings=self.findings,
@@ -266,7 +268,7 @@ class Answer:
             dropped=self.logs.dropped,
             restarts=self.restarts,
             running=self.running,
-            chain=self.chain,
+            chain=make_chain(self.story),
             timeline=self.rows,
         )
 
@@ -286,7 +288,6 @@ def make_answer(
 ) -> Answer:
     """Return the findings, or the last lines if there are none; `here` is the reader by what this machine shows."""
     from allranks.why.blame import explain
-    from allranks.why.chain import make_chain
     from allranks.why.findings import count_first, fill_job, find_reader, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
@@ -319,7 +320,7 @@ def make_answer(
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
         running=running,
         restarts=restarts,
-        chain=make_chain(story),
+        story=story,
     )
 
 

@@ -110,9 +110,10 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
     ends = _read_launchers(logs) or _read_last_words(logs)
     starts = [event.line for event in logs.of("started")]
     tails = [tail for tail in logs.tails if tail.source.shown in ends and tail.source.shown not in told]
-    lines: defaultdict[str, list[Line]] = defaultdict(list)
+    lines: dict[str, list[Line]] = {tail.source.shown: [] for tail in tails}
     for line in chain((event.line for event in logs.events if tails), *(tail.lines for tail in tails)):
-        if not (line.text.startswith("  ") or SLURM.search(line.text)):  # as an exception in a summary does
+        is_own = line.source.shown in lines
+        if is_own and not (line.text.startswith("  ") or SLURM.search(line.text)):  # as an exception in a summary does
             lines[line.source.shown].append(line)
     for tail in tails:
         own, known = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)

@@ -50,8 +50,10 @@ class Attempts:
         shown = line.source.shown
         if (shown, None) in self._begun:
             return bisect_right(self._begun.get((shown, line.node), self._begun[shown, None]), line.number)
-        when = self._times.of(line) if self._starts else None
-        return sum(when is not None and not when.is_before(start) for start in self._starts)
+        if not self._starts:
+            return 0
+        when = self._times.of(line)
+        return sum(not when.is_before(start) for start in self._starts)
 
     def _read_launchers(self, logs: Logs) -> set[str]:
         """Note the starts of which launchers tell, each node's agent in its own words, and return their files."""

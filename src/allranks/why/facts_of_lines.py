@@ -99,8 +99,7 @@ class FactReader:
 
     def entry_of(self, line: Line) -> SummaryEntry | None:
         """Return the worker of torchrun's summary whose exception this line is; None: its process wrote it."""
-        is_exception = line.at in self._exceptions or _INDENTED.match(line.text) is not None
-        if not line.text[:1].isspace() or not is_exception:
+        if not (line.text[:1].isspace() and (line.at in self._exceptions or _INDENTED.match(line.text))):
             return None
         entries = self._entries.get(line.source.shown, ())
         index = bisect_left(entries, line.number, key=_first_line) - 1
@@ -208,16 +207,16 @@ class FactReader:
     def _facts(self, event: LogEvent) -> Iterator[Fact]:
         assert event.sign is not None
         assert event.cause is not None
-        kind, said = event.sign.fact, event.sign.said
+        kind, said, traits, at = event.sign.fact, event.sign.said, event.cause.traits, event.line.at
         if kind is None or kind is FactKind.ENQUEUED:  # numbers are read together (readings/watchdogs.py)
             return
         confidence = event.sign.confidence
-        is_raised = event.line.at in self._exceptions
+        is_raised = at in self._exceptions
         if is_raised and kind is FactKind.SETTING:  # the words of a warning, and it gave up because of it
             kind, said = FactKind.RAISED, Said.SELF
-        elif Trait.JOB_MAY_GO_ON in event.traits and confidence is not Confidence.CERTAIN:
+        elif Trait.JOB_MAY_GO_ON in traits and confidence is not Confidence.CERTAIN:
             confidence = Confidence.UNDECIDED
-        if Trait.FOLLOWS_A_DEATH in event.traits and kind is FactKind.STORE_GONE:  # why its host ended, it does not say
+        if Trait.FOLLOWS_A_DEATH in traits and kind is FactKind.STORE_GONE:  # why its host ended, it does not say
             confidence = Confidence.UNDECIDED
         goes_on = kind is FactKind.RAISED and _GOES_ON.search(event.line.text) is not None
         if goes_on:
@@ -226,11 +225,11 @@ class FactReader:
         names, things = named(event)
         if said is Said.SELF and "rank" in event.values and own_rank(event) is None:
             names = [who for name in names if (who := replace(name, rank=None))]
-        if event.line.at in self._unowned and not names and confidence is Confidence.CERTAIN:  # perhaps another job's
+        if at in self._unowned and not names and confidence is Confidence.CERTAIN:  # perhaps another job's
             confidence = Confidence.LIKELY
-        is_start = kind is FactKind.MISSING and Trait.ALL_MEET in event.traits
+        is_start = kind is FactKind.MISSING and Trait.ALL_MEET in traits
         ending = read_ending(event.sign, event.values)
-        is_own_word = kind is FactKind.RAISED and Trait.ERROR_OF_SCRIPT in event.traits  # it says best what it is
+        is_own_word = kind is FactKind.RAISED and Trait.ERROR_OF_SCRIPT in traits  # it says best what it is
         about: dict[str, Any] = {
             "said": said,
             "cause": event.cause.name,
@@ -245,7 +244,7 @@ class FactReader:
             "told": event.line.text.strip()[:300] if is_own_word else tell(event.cause, event.values, ending.signal),
             "things": things,
             "interface": event.values.get("interface"),
-            "is_of_job": event.line.at in self._own_words,
+            "is_of_job": at in self._own_words,
             "is_fatal": kind in _FATAL and not goes_on and is_raised and self.may_end(event.line),
         }
         if kind in _SUFFERED:  # whom it names is whom its writer lost

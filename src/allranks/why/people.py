@@ -248,11 +248,13 @@ def _index(named: Sequence[Who], *, is_one_node: bool) -> dict[tuple[object, ...
     nodes: defaultdict[int | None, set[str | None]] = defaultdict(set)
     for who in named:
         nodes[who.pid].add(who.node)
-    found: dict[tuple[object, ...], Who] = {}
-    for who in [*named, *named]:  # twice: what a later line tells of a process is known of an earlier one
+    sure = []
+    for who in named:
         is_lone = who.node is None or len(nodes[who.pid] - {None}) <= 1
         unsure = {"local rank": is_one_node, "pid": is_lone}
-        handles = [handle for handle in _handles(who) if handle[1] is not None or unsure[str(handle[0])]]
+        sure.append((who, [handle for handle in _handles(who) if handle[1] is not None or unsure[str(handle[0])]]))
+    found: dict[tuple[object, ...], Who] = {}
+    for who, handles in [*sure, *sure]:  # twice: what a later line tells of a process is known of an earlier one
         for handle in handles:
             if (known := found.get(handle)) is not None and not _differ(who, known):
                 who |= known
@@ -299,7 +301,7 @@ def named(event: LogEvent) -> tuple[list[Who], tuple[str, ...]]:
             things.append(f"{word} {values[group].strip()}".strip())
     ranks = [rank for group in ("rank", "ranks") if group in values for rank in parse_ranks(values[group])]
     who = event.who
-    whos = [replace(who, rank=rank) for rank in (*ranks,) or (None,)]
+    whos = [who if rank == who.rank else replace(who, rank=rank) for rank in ranks or (None,)]
     return list(filter(None, whos)), tuple(things)
 
 

@@ -148,7 +148,8 @@ def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
         if line.time is not None and name is not None:
             # Times with and without a year or a date are not compared.
             seen = moments[(*name, line.has_year, line.has_date)]
-            seen[clock_of(line)] = min(seen.get(clock_of(line), line.time), line.time)
+            clock = clock_of(line)
+            seen[clock] = min(seen.get(clock, line.time), line.time)
     return {name: seen for name, seen in moments.items() if len(seen) > 1}
 
 

@@ -65,6 +65,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
     that of all ranks, unless one of them counts its ranks in another way than the job does. If several ranks have one
     seat in a group, its name is that of several groups, and their numbers cannot be compared.
     """
+    reports = [(event, rank) for event, rank in reports if event.values]
     seats = {(event.values.get("group"), event.number("rank"), rank) for event, rank in reports}
     taken = Counter((group, seat) for group, seat, _ in seats)
     shared = {group for (group, seat), ranks in taken.items() if seat is not None and ranks > 1} - {None}
@@ -86,8 +87,9 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]], attempt:
         group = values.get("group") or group_of.get((rank, seq)) or group_of.get(rank, usual)
         group += f" of rank {rank}" if group in shared else ""
         if group and (seq is not None or "op" in values):
-            call = Call(group=group, seq=seq or 0, op=values.get("op", ""), sizes=_sizes(event), number=1)
-            calls[rank].setdefault(group, call)
+            if group not in calls[rank]:
+                op, sizes = values.get("op", ""), _sizes(event)
+                calls[rank][group] = Call(group=group, seq=seq or 0, op=op, sizes=sizes, number=1)
             lines.setdefault(rank, event.line)
         for word, numbers in (("enqueued", enqueued), ("completed", completed)):
             if (number := event.number(word)) is not None and number >= 0:
