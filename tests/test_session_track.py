@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import allranks_command, clean_env
+from forked import fork_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RANDOM_KILLS = Path(__file__).parents[1] / "benchmarks" / "random_kills.py"
@@ -35,7 +36,7 @@ def run(folder: Path, *command: object, within_s: float = 200) -> subprocess.Com
 def run_ranks(folder: Path, sizes: str, script: str, within_s: float = 200) -> subprocess.CompletedProcess[str]:
     path = folder / "train.py"
     path.write_text(textwrap.dedent(script))
-    return run(folder, SCRIPTS / "fork_ranks.py", sizes, path, within_s=within_s)
+    return fork_ranks(folder, sizes, path, within_s=within_s)
 
 
 TRAIN = """
