@@ -413,7 +413,7 @@ READERS = """
 
 
 def test_on_several_nodes_one_rank_reads_the_common_state_for_all(tmp_path: Path):
-    result = run_ranks(tmp_path, "2,2,2", READERS, within_s=150)
+    result = run_ranks(tmp_path, "2,2,2", READERS)
     assert result.stdout.count("codes [0, 0]") == 3, result.stderr
     found = re.findall(r"^life (\d) rank (\d) read (\d+) MB, (.+)$", result.stdout, re.M)
     assert len({total for *_, total in found}) == 1

@@ -14,7 +14,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 pytestmark = pytest.mark.torch
 
 
-def run_lives(folder: Path, sizes: str, script: Path, *, within_s: float = 120, **env: str) -> str:
+def run_lives(folder: Path, sizes: str, script: Path, *, within_s: float = 200, **env: str) -> str:
     done = fork_ranks(folder, sizes, script, within_s=within_s, **env)
     return done.stdout + done.stderr
 
