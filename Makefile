@@ -25,8 +25,8 @@ DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size
 # The tests of `make test`; the markers are explained in pyproject.toml.
 QUICK := healthy or not (torch or lab or by_hand)
 # Tests that could need SLURM or another package of the lab without saying so.
-NEAR_SLURM := tests/lab tests/cli tests/host tests/model tests/docs tests/launch/queue $(wildcard tests/launch/test_s*.py) \
-    tests/launch/test_run_in_slurm.py tests/test_suite.py
+NEAR_SLURM := tests/lab tests/cli tests/host tests/model/test_hostlist.py tests/docs/test_consoles.py tests/launch/queue \
+    $(wildcard tests/launch/test_s*.py) tests/launch/test_run_in_slurm.py tests/test_suite.py
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
@@ -63,7 +63,8 @@ demo: $(VENV)/.torch
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "$(QUICK)"
 
-test-all: $(VENV)/.dev lint
+test-all: $(VENV)/.dev
+	@$(MAKE) --no-print-directory --jobs 2 lint $(VENV)/.compiled
 	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "not by_hand" --durations=40
 
 test-without-slurm: $(VENV)/.dev
@@ -80,6 +81,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache >$(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+
+# In a new checkout, each process that runs tests would compile all of them: one does it, beside mypy, for all.
+$(VENV)/.compiled: $(VENV)/.dev
+	@$(BIN)/python -m pytest --collect-only -qq >$(VENV)/collect.log 2>&1 || { cat $(VENV)/collect.log; exit 1; }
+	@touch $@
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --select I --fix .

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import allranks_command, clean_env
+from forked import fork_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RANDOM_KILLS = Path(__file__).parents[1] / "benchmarks" / "random_kills.py"
@@ -35,7 +36,7 @@ def run(folder: Path, *command: object, within_s: float = 200) -> subprocess.Com
 def run_ranks(folder: Path, sizes: str, script: str, within_s: float = 200) -> subprocess.CompletedProcess[str]:
     path = folder / "train.py"
     path.write_text(textwrap.dedent(script))
-    return run(folder, SCRIPTS / "fork_ranks.py", sizes, path, within_s=within_s)
+    return fork_ranks(folder, sizes, path, within_s=within_s)
 
 
 TRAIN = """
@@ -412,7 +413,7 @@ READERS = """
 
 
 def test_on_several_nodes_one_rank_reads_the_common_state_for_all(tmp_path: Path):
-    result = run_ranks(tmp_path, "2,2,2", READERS, within_s=150)
+    result = run_ranks(tmp_path, "2,2,2", READERS)
     assert result.stdout.count("codes [0, 0]") == 3, result.stderr
     found = re.findall(r"^life (\d) rank (\d) read (\d+) MB, (.+)$", result.stdout, re.M)
     assert len({total for *_, total in found}) == 1

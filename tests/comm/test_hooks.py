@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from allranks.comm.hooks import BLOCK, FORMATS, SCALE_BYTES, attach, decode, encode, preferred_bucket_mb
-from conftest import clean_env
+from forked import fork_ranks
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-
-
-def run_ranks(folder: Path, sizes: str, *script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, SCRIPTS / "fork_ranks.py", sizes, *script],
-        cwd=folder,
-        env=clean_env(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 def coded(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,7 +54,7 @@ def test_every_format_comes_to_the_mean_within_its_bounds_at_1_2_3_and_6_ranks(t
     script = SCRIPTS / "compressed.py"
     cases = re.findall(r"^    (\w+),$", script.read_text().partition("\nCASES = (")[2], re.M)
     assert len(cases) == 9
-    result = run_ranks(tmp_path, "1,2,3,6", str(script))
+    result = fork_ranks(tmp_path, "1,2,3,6", script)
     told = [line for line in result.stdout.splitlines() if not line.startswith("codes")]
     wanted = {1: cases, 2: cases[:2], 3: cases, 6: cases[:2]}
     assert told == [f"{size} {name} {case}" for size in wanted for name in FORMATS for case in wanted[size]], (
@@ -143,7 +128,7 @@ with allranks.session(timeout_s=120) as s:
 @pytest.mark.torch
 def test_a_run_with_a_format_resumes_with_the_same_bits_and_tells_of_a_lost_rank(tmp_path: Path):
     (tmp_path / "train.py").write_text(TRAIN)
-    result = run_ranks(tmp_path, "3,3,2,3,3,3,1", "train.py")
+    result = fork_ranks(tmp_path, "3,3,2,3,3,3,1", "train.py")
     assert [line for line in result.stdout.splitlines() if not line.startswith("[vm")] == [
         "codes [0, 0, 0]",
         "bf16 True",

@@ -153,10 +153,9 @@ def assert_it_went_on(undisturbed: Run, struck: Run) -> None:
 @pytest.mark.parametrize(
     "example",
     [
-        DDP,
         CHAR_GPT,
         pytest.param(DEEPSPEED, marks=[pytest.mark.by_hand, NEEDS_DEEPSPEED]),
-        *(pytest.param(each, marks=pytest.mark.by_hand) for each in FRAMEWORKS),
+        *(pytest.param(example, marks=pytest.mark.by_hand) for example in (DDP, *FRAMEWORKS)),
     ],
     ids=lambda example: example.name,
 )
@@ -172,7 +171,10 @@ def test_a_killed_rank_is_named_and_its_script_goes_on_from_its_own_checkpoint(e
     "example",
     [
         Example(name="accelerate", pattern=STEP_LOSS, strike_after="", length=("--epochs", "2")),
-        Example(name="lightning", pattern=LIGHTNING.pattern, strike_after="", length=("--epochs", "3")),
+        pytest.param(
+            Example(name="lightning", pattern=LIGHTNING.pattern, strike_after="", length=("--epochs", "3")),
+            marks=pytest.mark.by_hand,
+        ),
     ],
     ids=lambda example: example.name,
 )

@@ -6,17 +6,23 @@ import importlib.util
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from allranks.state.saved.checkpoint import Checkpointer
 from conftest import Allranks
+from forked import fork_ranks
 
-pytestmark = pytest.mark.torch
-EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
-STRUCK = Path(__file__).parents[1] / "scripts" / "struck.py"
+TOGETHER_S = 800.0
+"""For all of them on a busy machine; a quiet one needs a minute."""
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(TOGETHER_S + 100)]
+EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parents[2] / "examples" / "training").glob("*.py"))}
+STRUCK = Path(__file__).parents[1] / "scripts/struck.py"
+EVERY = "20"
+IN_ONE_JOB = "loader_workers"
+"""Whose rank has processes of its own when it is killed."""
 NEEDS = {
     "compiled": ("a C++ compiler", shutil.which("g++") or shutil.which("clang++")),
     "stateful_loader": ("torchdata", importlib.util.find_spec("torchdata")),
@@ -38,23 +44,66 @@ def end_of(folder: Path) -> dict[str, Any]:
         return leaves_of(loaded.common)
 
 
+class Ends(NamedTuple):
+    """What examples left in a folder, and what was said."""
+
+    out: Path
+    said: str
+
+    def compare(self, name: str) -> None:
+        """It went on from a checkpoint, and its last one has the bits of the undisturbed run."""
+        where = self.out / name
+        assert re.search(rf"resumed at step \d+ from {where}/killed/step_\d+\n", self.said), self.said
+        expected, found = end_of(where / "undisturbed"), end_of(where / "killed")
+        assert found.keys() == expected.keys()
+        assert [path for path in expected if not is_same(expected[path], found[path])] == []
+        assert sum(isinstance(leaf, torch.Tensor) for leaf in expected.values()) > 10
+
+
 def is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
     return bool(one == other)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
-def test_a_killed_example_ends_with_the_bits_of_the_undisturbed_one(tmp_path: Path, allranks: Allranks, name: str):
+def compiler_env(folder: Path) -> dict[str, str]:
+    return {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(folder / "code")}
+
+
+def skip_without_needs(name: str) -> None:
     what, is_here = NEEDS.get(name, ("", True))
     if not is_here:
         pytest.skip(f"{name}.py needs {what}")
-    flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--checkpoint-every", "20")
-    env = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
-    result = allranks("run", *flags, STRUCK, EXAMPLES / f"{name}.py", tmp_path, env=env, timeout_s=200)
+
+
+FORKED = [name for name in EXAMPLES if NEEDS.get(name, ("", True))[1]]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Ends:
+    """All examples, one after the other: one import of torch serves them all."""
+    out, sizes = tmp_path_factory.mktemp("examples"), ",".join(["2,2,2"] * len(FORKED))
+    scripts = [EXAMPLES[name] for name in FORKED]
+    env = compiler_env(out) | {"ALLRANKS_CHECKPOINT_EVERY": EVERY}
+    done = fork_ranks(out, sizes, STRUCK, out, *scripts, within_s=TOGETHER_S, **env)
+    return Ends(out, done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_killed_example_ends_with_the_bits_of_the_undisturbed_one(ends: Ends, name: str):
+    skip_without_needs(name)
+    at = 3 * FORKED.index(name)
+    codes = re.findall(r"^codes (.*)$", ends.said, re.M)
+    assert codes[at : at + 3] == ["[0, 0]", "[1, -9]", "[0, 0]"], ends.said
+    ends.compare(name)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == IN_ONE_JOB else pytest.param(name, marks=pytest.mark.by_hand) for name in EXAMPLES]
+)
+def test_so_it_does_where_allranks_run_starts_it_again(tmp_path: Path, allranks: Allranks, name: str):
+    skip_without_needs(name)
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--checkpoint-every", EVERY)
+    result = allranks("run", *flags, STRUCK, tmp_path, EXAMPLES[name], env=compiler_env(tmp_path), timeout_s=200)
     assert result.returncode == 0, result.stderr
-    assert re.search(rf"resumed at step \d+ from {tmp_path}/killed/step_\d+\n", result.stderr), result.stderr
-    expected, found = end_of(tmp_path / "undisturbed"), end_of(tmp_path / "killed")
-    assert found.keys() == expected.keys()
-    assert [path for path in expected if not is_same(expected[path], found[path])] == []
-    assert sum(isinstance(leaf, torch.Tensor) for leaf in expected.values()) > 10
+    Ends(tmp_path, result.stderr).compare(name)

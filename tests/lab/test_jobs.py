@@ -52,6 +52,10 @@ def login(six_nodes: TestLab, tmp_path: Path) -> Iterator[LoginNode]:
     six_nodes.on("master-node", "scancel", "--full", "--user", "root")
 
 
+WITHOUT_TORCH = "--no-standby"
+"""Else a standby imports torch on each node, which the script does not: most of the time of such a job."""
+
+
 def submit(login: LoginNode, *arguments: str, **env: str) -> str:
     result = login("submit", "--json", *arguments, **env)
     assert result.returncode == 0, result.stderr
@@ -73,7 +77,7 @@ def test_a_job_from_submission_to_its_end(login: LoginNode, tmp_path: Path) -> N
 
 
 def test_three_tasks_of_an_array_do_not_meet(login: LoginNode) -> None:
-    job = submit(login, "--nodes", "2", "--array", "0-2", "train.py", "1", "1")
+    job = submit(login, "--nodes", "2", WITHOUT_TORCH, "--array", "0-2", "train.py", "1", "1")
     followed = login("logs", "-f", job)
     for task in range(3):
         assert f"[{job}_{task}] " in followed.stdout
@@ -85,7 +89,7 @@ def test_three_tasks_of_an_array_do_not_meet(login: LoginNode) -> None:
 
 
 def test_cancel_ends_a_job_and_its_ranks(login: LoginNode) -> None:
-    job = submit(login, "--nodes", "2", "train.py", "300", "-")
+    job = submit(login, "--nodes", "2", WITHOUT_TORCH, "train.py", "300", "-")
     while login("logs", job).stdout.count("] rank") != 2:
         time.sleep(0.5)
     assert login("cancel", job).stdout == f"cancelling job {job}; its state was RUNNING\n"
@@ -126,7 +130,7 @@ def test_refusals_are_one_line(arguments: tuple[str, ...], code: int, words: str
 
 
 def test_a_requeued_job_has_a_second_attempt(login: LoginNode, six_nodes: TestLab) -> None:
-    job = submit(login, "--nodes", "2", "--requeue", "train.py", "0", "-")
+    job = submit(login, "--nodes", "2", WITHOUT_TORCH, "--requeue", "train.py", "0", "-")
     login("logs", "-f", job)
     six_nodes.on("master-node", "scontrol", "requeue", job)
     six_nodes.on("master-node", "scontrol", "update", f"JobId={job}", "StartTime=now+2")

@@ -317,30 +317,33 @@ def test_variables_that_are_read_once_must_be_equal():
     assert differing(env, later) == ["LD_PRELOAD", "OMP_NUM_THREADS", "PYTHONHASHSEED", "TORCH_LOGS"]
 
 
-@pytest.mark.parametrize("module", ["torch", "numpy", "torch.nn"])
-@pytest.mark.parametrize(("set_to", "is_anew"), [("2", True), ("1", False)])
-def test_a_script_that_changes_what_an_import_reads_starts_again(
-    tmp_path: Path, module: str, set_to: str, is_anew: bool
-):
-    script = write(
-        tmp_path / "train.py",
-        f"""
-        import os
-        os.environ["OMP_NUM_THREADS"] = "{set_to}"
-        print("begins", os.getpid(), os.getcwd(), flush=True)
-        os.chdir("/")
-        import {module}, torch
-        print("goes on", os.getpid(), os.environ["RANK"], torch.get_num_threads())
-        """,
-    )
+def test_a_script_that_changes_what_an_import_reads_starts_again(tmp_path: Path):
+    """All from one standby, which serves the next one as if nothing had been changed."""
+    script = tmp_path / "train.py"
     command, env = [sys.executable, str(script)], base_env()
+    script.write_text("")
     with standby(command, env) as made:
-        worker = fork(made, tmp_path, env | LATER | {"RANK": "0"})
-        assert worker.wait() == 0, (tmp_path / "err").read_text()
-    begins = f"begins {worker.pid} {Path.cwd()}\n"
-    assert (tmp_path / "out").read_text() == begins * (1 + is_anew) + f"goes on {worker.pid} 0 {set_to}\n"
-    line = "allranks: the script changes OMP_NUM_THREADS before it imports torch: its workers start again, "
-    assert (tmp_path / "err").read_text().startswith(line) is is_anew
+        for module in ("torch", "numpy", "torch.nn"):
+            for set_to, is_anew in (("2", True), ("1", False)):
+                (folder := tmp_path / f"{module}_{set_to}").mkdir()
+                write(
+                    script,
+                    f"""
+                    import os
+                    os.environ["OMP_NUM_THREADS"] = "{set_to}"
+                    print("begins", os.getpid(), os.getcwd(), flush=True)
+                    os.chdir("/")
+                    import {module}, torch
+                    print("goes on", os.getpid(), os.environ["RANK"], torch.get_num_threads())
+                    """,
+                )
+                worker = fork(made, folder, env | LATER | {"RANK": "0"})
+                assert worker.wait() == 0, (folder / "err").read_text()
+                begins = f"begins {worker.pid} {Path.cwd()}\n"
+                goes_on = f"goes on {worker.pid} 0 {set_to}\n"
+                assert (folder / "out").read_text() == begins * (1 + is_anew) + goes_on, module
+                line = "allranks: the script changes OMP_NUM_THREADS before it imports torch: its workers start again, "
+                assert (folder / "err").read_text().startswith(line) is is_anew, module
 
 
 def test_a_script_that_puts_another_torch_before_ours_gets_it(tmp_path: Path):

@@ -23,14 +23,19 @@ def run_rank(rank: int, num_ranks: int, port: int) -> int:
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+        if not isinstance(exc.code, int | None):
+            print(exc.code, file=sys.stderr)
+            return 1
+        return exc.code or 0
     except BaseException:
         traceback.print_exc()
         return 1
     return 0
 
 
-for name in ("torch._dynamo", "allranks.session", "allranks.state.resumed.begin"):
+for name in (
+    "torch._dynamo", "allranks.session", "allranks.state.resumed.begin", "allranks.preflight.ground",
+):  # fmt: skip
     importlib.import_module(name)  # once, for all ranks: DDP alone imports 800 modules when it is made
 torch.set_num_threads(1)
 for life, size in enumerate(map(int, sys.argv[1].split(","))):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -15,11 +12,10 @@ import torch
 from allranks.model.errors import UsageError
 from allranks.state.resumed import buckets
 from allranks.state.resumed.buckets import Wrapped, asked_size
-from conftest import clean_env
+from forked import fork_ranks
 
 pytestmark = pytest.mark.torch
 
-SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 RESUME = """
 import copy
@@ -92,14 +88,7 @@ def test_what_a_module_owes_goes_with_it(monkeypatch):
 
 def test_a_resumed_run_has_the_same_bits_for_all_kinds_of_ddp_at_three_ranks(tmp_path: Path):
     (tmp_path / "resume.py").write_text(RESUME)
-    result = subprocess.run(
-        [sys.executable, SCRIPTS / "fork_ranks.py", "3", tmp_path / "resume.py"],
-        env=clean_env(os.environ),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    result = fork_ranks(tmp_path, "3", "resume.py")
     assert result.stdout.splitlines() == [
         "one bucket True",
         "several buckets True",
@@ -160,15 +149,7 @@ def test_a_checkpoint_keeps_the_size_of_the_buckets(tmp_path: Path):
     (tmp_path / "kept.py").write_text(KEPT)
     lives = ["whole,a,500,6", "cut,b,500,3", "again,b,,6", "hooked,b,500,8", "old,c,,3", "old,c,500,5"]
     lives += ["static,d,500,2", "static,d,,4"]
-    result = subprocess.run(
-        [sys.executable, SCRIPTS / "fork_ranks.py", "3,3,3,2,3,3,3,3", "kept.py", *lives],
-        env=clean_env(os.environ),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
+    result = fork_ranks(tmp_path, "3,3,3,2,3,3,3,3", "kept.py", *lives)
     lines = [line.rpartition(" ") for line in result.stdout.splitlines() if not line.startswith("codes")]
     assert [said for said, _, _ in lines] == [
         "whole 0-6: 1.0 1.0 1.0 1.0 1.0 0.3",

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from conftest import clean_env
+from forked import fork_ranks
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 pytestmark = pytest.mark.torch
 
 
-def run_lives(folder: Path, sizes: str, script: Path, *, within_s: float = 120, **env: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "fork_ranks.py"), sizes, str(script)],
-        cwd=folder,
-        env=clean_env(os.environ, PYTHONIOENCODING="utf-8", **env),
-        capture_output=True,
-        text=True,
-        timeout=within_s,
-        check=False,
-    )
+def run_lives(folder: Path, sizes: str, script: Path, *, within_s: float = 200, **env: str) -> str:
+    done = fork_ranks(folder, sizes, script, within_s=within_s, **env)
     return done.stdout + done.stderr
 
 

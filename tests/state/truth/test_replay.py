@@ -37,7 +37,7 @@ IN_ONE_GROUP = "plain,replayed,nested,unlike,by_rank,wrong0,wrong1,wrong2,flippe
 def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What four lives of ranks said: three ranks with many trainings, two ranks, and two jobs that lose a rank."""
     cases = {"CASES": f"{IN_ONE_GROUP} wrong1 raises leaves"}
-    return run_lives(tmp_path_factory.mktemp("ranks"), "3,2,3,3", SCRIPTS / "replayed.py", within_s=150, **cases)
+    return run_lives(tmp_path_factory.mktemp("ranks"), "3,2,3,3", SCRIPTS / "replayed.py", within_s=250, **cases)
 
 
 def of(said: str, case: str) -> list[str]:
