@@ -107,6 +107,14 @@ def test_an_exception_is_told_with_its_line_and_traceback():
             "SyntaxError: oops (a.py, line 2)",
             1,
         ),
+        (  # in allranks' own words
+            end(
+                3, 1, message="CheckpointError: allranks: AR601 checkpoint-corrupt: none of the 2 checkpoints is whole"
+            ),
+            "AR601 checkpoint-corrupt",
+            "none of the 2 checkpoints is whole",
+            78,
+        ),
         (end(3, 1, message="OSError: x", lingers=""), "AR590 user-code-error", "OSError: x; has not exited", 1),
         (end(3, -9), "AR407 dead-rank", "killed by SIGKILL (signal 9), not by allranks", 137),
         (

@@ -74,6 +74,11 @@ GOES_ON = {
         [rank(0, 130, phase="init"), rank(1, 130)],
         "no rank has made progress for 130 s: train.py:30 in cleanup; the job goes on: it has formed no process group",
     ),
+    "all ask for input": (
+        [rank(0, 130, reads_terminal=True), rank(1, 130, reads_terminal=True)],
+        "no rank has made progress for 130 s: train.py:30 in cleanup; the job goes on: ranks 0-1 wait for input from "
+        "the terminal",
+    ),
     "somebody may be typing": (
         [rank(0, 130, groups=FORMED), rank(1, 130, groups=FORMED, reads_terminal=True, printed=TRACEBACK)],
         "no rank has made progress for 130 s: train.py:30 in cleanup; the job goes on: rank 1 waits for input from the "

@@ -378,6 +378,25 @@ def test_a_collective_that_timed_out_is_explained_by_who_had_not_come(exit_code,
     )
 
 
+def test_ranks_that_all_timed_out_at_once_are_explained_by_who_had_not_come():
+    """Their last word is that they leave, and Gloo counts the call that timed out as done."""
+    guard = guard_of()
+    seen = [*(waiting(rank, call(), num=3, for_s=600.0) for rank in (0, 1)), away(2, num=3)]
+    hear_all(guard, 101.0, *seen)
+    for index, rank in enumerate(seen[:2]):
+        done = [msgspec.structs.replace(group, completed=group.enqueued, waiting_s=0.0) for group in rank.groups]
+        calls = [msgspec.structs.replace(known, is_done=True) for known in rank.calls]
+        seen[index] = msgspec.structs.replace(rank, phase="leaving", groups=tuple(done), calls=tuple(calls))
+    hear_all(guard, 101.5, *seen)
+    for rank in (0, 1):
+        guard.ended(end(rank, message=GLOO_TIMEOUT, at_s=101.5), 101.6)
+    hear_all(guard, 102.0, *seen)
+    hear_all(guard, 103.0, *seen)
+    judged = guard.judge(103.5)
+    assert (judged.findings[0].cause, judged.ranks, judged.exit_code) == ("AR408 stuck-rank", (2,), 124)
+    assert judged.findings[0].message.endswith("ranks 0-1 waited for it in collective 5 of group 0")
+
+
 def test_a_rank_that_leaves_for_ever_is_not_waited_for():
     guard = guard_of()
     guard.ended(end(0, message=GLOO_LOST), 100.0)

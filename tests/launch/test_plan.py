@@ -140,10 +140,10 @@ def test_the_number_of_ranks_has_a_reason(asked, facts, env, num_workers, reason
     assert setting(made, "num_workers") == Setting("num_workers", str(num_workers), reason, source)
 
 
-@pytest.mark.parametrize("asked", ["0", "-1", "1.5", "", "gpus", "4 "])
+@pytest.mark.parametrize("asked", ["0", "-1", "1.5", "", "gpus", "4 ", "65537"])
 def test_a_number_of_ranks_that_makes_no_sense_is_refused(asked):
     text = refusal(Request(num_workers=asked), kind=UsageError)
-    assert text == f"--nproc-per-node {asked!r}: expected a number of at least 1, auto, gpu or cpu"
+    assert text == f"--nproc-per-node {asked!r}: expected a number from 1 to 65536, auto, gpu or cpu"
 
 
 def test_gpu_on_a_node_without_one_is_refused_by_name():

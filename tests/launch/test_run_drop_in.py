@@ -300,15 +300,15 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
         ),
         (
             ["--nproc-per-node", "0", "train.py"],
-            "--nproc-per-node '0': expected a number of at least 1, auto, gpu or cpu",
+            "--nproc-per-node '0': expected a number from 1 to 65536, auto, gpu or cpu",
         ),
         (
             ["--nproc-per-node", "x", "train.py"],
-            "--nproc-per-node 'x': expected a number of at least 1, auto, gpu or cpu",
+            "--nproc-per-node 'x': expected a number from 1 to 65536, auto, gpu or cpu",
         ),
         (
             ["--nproc-per-node=-1", "train.py"],
-            "--nproc-per-node '-1': expected a number of at least 1, auto, gpu or cpu",
+            "--nproc-per-node '-1': expected a number from 1 to 65536, auto, gpu or cpu",
         ),
         (
             ["--nnodes", "0", "train.py"],

@@ -37,6 +37,13 @@ def test_a_run_whose_directory_another_one_has_is_refused_before_its_workers_sta
         )
         verdict = json.loads((tmp_path / "runs/latest/attempt_0/verdict.json").read_text())
         assert verdict["exit_code"] == 78
+    # Nor where the directory cannot be made: the training would go on, and save nothing.
+    no_place = allranks("run", "--checkpoint-dir", "train.py/x", "train.py")
+    assert no_place.returncode == 2
+    assert no_place.stdout == ""
+    assert (
+        f"  {tmp_path}/train.py/x cannot be made: Not a directory\n  fix  name another directory (" in no_place.stderr
+    )
     # Another directory, as the line says, also where the variable still names the first one.
     (tmp_path / "mine").mkdir()
     own = allranks("run", "--checkpoint-dir", "mine", "train.py", env={"ALLRANKS_CHECKPOINT_DIR": "taken"})

@@ -33,6 +33,10 @@ ONE = {
     "ray_nested": ("RuntimeError: row is bad", "data.py:14 in load"),
     "accelerate_notebook": ("ValueError: bad 1", "train.py:15 in job"),
     "datasets": ("ValueError: line 17 has no label", "rows.py:8 in rows"),
+    "session": (
+        "CheckpointError: the directory of checkpoints cannot be read: Not a directory (/c)",
+        "train.py:13 in <module>",
+    ),
     "text_inside": ("RuntimeError: evaluation failed:", "train.py:20 in <module>"),
 }
 LOGS = {

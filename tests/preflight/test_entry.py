@@ -424,6 +424,25 @@ def test_a_missing_leader_is_named(tmp_path):
     assert "no leader answered within" in finding.message
 
 
+@pytest.mark.parametrize(
+    ("host", "cause", "node", "seen"),
+    [
+        ("127.0.0.1", "AR001 node-silent", "127.0.0.1", "connection refused"),
+        ("a..b", "AR202 master-dns", "node02", "a..b does not resolve on this node: "),
+    ],
+)
+def test_a_leader_that_nobody_finds_at_the_address_that_was_given_is_told_with_it(tmp_path, host, cause, node, seen):
+    port = free_port()
+    given = by_endpoint(tmp_path, port, index=1, host=host, guard=GuardTable(join_s=0.5))
+    with pytest.raises(NodeFaultError) as given_up, Entry(given) as entry:
+        entry.take_part()
+    finding = given_up.value.finding
+    assert (finding.cause, finding.node) == (cause, node)
+    assert "no leader answered within 0 s" in finding.message
+    (evidence,) = finding.evidence
+    assert re.match(rf"{host}:\d+ \(--rdzv-endpoint\): {seen}", evidence.seen)
+
+
 def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
     RunDir(tmp_path, "4711").create()
     there = Announcement(job="4711", attempt=0, host="node01", addresses=("127.0.0.9",), port=free_port())

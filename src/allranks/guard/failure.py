@@ -7,6 +7,7 @@ import re
 import signal
 
 from allranks.causes.book import find_cause
+from allranks.causes.cause import Cause
 from allranks.guard.faults import DEAD_RANK, MISSING_RANK, USER_CODE_ERROR
 from allranks.guard.origin import CRASHES, killed_by
 from allranks.model.errors import Exit, UsageError, exit_for_signal, name_signal
@@ -47,7 +48,7 @@ _INNERMOST = (
     "another version of its library"
 )
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
-"""What join.group says of a known cause."""
+"""What allranks raises in a worker where it knows the cause."""
 
 _NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
 _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
@@ -94,9 +95,8 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         elif place := find_fatal_place(end.traceback or ""):
             how += f" ({place})"
         return DEAD_RANK, how, fix
-    if (named := _NAMED.search(end.message or "")) is not None:
-        with contextlib.suppress(UsageError):  # the user's own words
-            return find_cause(named[1]).id, named[2].partition("\n")[0], None
+    if (named := _named(end)) is not None:
+        return named[0].id, named[1], None
     last_line = (end.stderr_tail or "").rpartition("\n")[2]
     if end.message or last_line == _NO_TORCH:  # without the hook (python -S, ALLRANKS_HOOK=0), only stderr has it
         told = find_origin(end.traceback or "")
@@ -111,6 +111,14 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         lingers = "" if end.lingers is None else f"; has not exited{f': {end.lingers}' if end.lingers else ''}"
         return USER_CODE_ERROR, f"{first_line}{f' ({where})' if where else ''}{lingers}", fix
     return USER_CODE_ERROR, f"ended with exit code {end.exit_code}", None
+
+
+def _named(end: WorkerEnd) -> tuple[Cause, str] | None:
+    """Return the cause that allranks' own words in a worker name, and what they say of it."""
+    if (named := _NAMED.search(end.message or "")) is not None:
+        with contextlib.suppress(UsageError):  # the user's own words
+            return find_cause(named[1]), named[2].partition("\n")[0]
+    return None
 
 
 def find_evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
@@ -136,4 +144,7 @@ def exit_code_of(end: WorkerEnd) -> int:
     """Return the job's exit code where this worker is the reason."""
     if end.could_not_start:
         return Exit.SETUP
-    return exit_for_signal(killed_by(end)) if killed_by(end) else Exit.USER_CODE
+    if killed_by(end):
+        return exit_for_signal(killed_by(end))
+    named = _named(end)
+    return named[0].exit_code if named is not None else Exit.USER_CODE

@@ -50,7 +50,7 @@ class Idle:
     def excuse(self) -> str | None:
         """Why it is not ended; None: it is."""
         if readers := [view.beat.rank for view in self.views if view.beat.reads_terminal]:
-            return f"{fold_ranks(readers)} waits for input from the terminal"
+            return f"{fold_ranks(readers)} wait{'s' * (len(readers) == 1)} for input from the terminal"
         has_formed = any(view.beat.groups or view.beat.phase in _FORMED for view in self.views)
         return None if has_formed or self.printed else "it has formed no process group"
 

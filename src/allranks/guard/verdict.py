@@ -29,7 +29,6 @@ Where workers only say that they lost others (`Connection closed by peer`), what
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -341,10 +340,8 @@ class Guard:
 
     def _explain_timeout(self, now: float) -> GuardVerdict | None:
         """Collectives that timed out by torch's own deadline: who had not come?"""
-        ends = [end for end, _ in self._scene.ends.values()]
-        if not any(re.search("[Tt]im(?:ed|ing) out", end.message or end.stderr_tail or "") for end in ends):
-            return None
-        waiting = waits.find_waiting(self._scene, now)
+        gave_up = waits.who_gave_up(self._scene)
+        waiting = waits.find_waiting(self._scene, now, gave_up=gave_up) if gave_up else None
         if waiting is None or not waiting.sinks or not set(waiting.sinks).isdisjoint(self._scene.ends):
             return None
         return waits.judge_hang(self._scene, waiting, now)

@@ -10,11 +10,13 @@ Ranks that wait for each other can never go on: such a circle is judged as soon 
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -51,6 +53,10 @@ _ONE_ORDER = "every rank must call the collectives of its groups in the same ord
 _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
 
 
+_WAITED = re.compile(r"Timed out waiting (\d+)ms|ran for (\d+) milliseconds before timing out")
+"""Source: gloo/transport/tcp/unbound_buffer.cc; torch 2.13, ProcessGroupNCCL.cpp."""
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """Why ranks wait now."""
@@ -70,13 +76,17 @@ def longest_wait_s(scene: Scene, now_s: float) -> float:
     return now_s - min(scene.waiting_since_s.values(), default=now_s)
 
 
-def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> Waiting | None:
+def find_waiting(
+    scene: Scene, now_s: float, *, names_unknown: bool = False, gave_up: Mapping[int, float] = MappingProxyType({})
+) -> Waiting | None:
     """Return why ranks wait and who is it; None: nobody waits, or the next beats must tell first.
 
     Args:
         names_unknown: also ranks of which only older words are known may keep the others waiting.
+        gave_up: ranks that ended by a timeout, and the seconds that they had waited until then.
     """
     views = {view.beat.rank: view for view in scene.running()}
+    views |= {rank: _as_it_waited(scene.ranks[rank], wait_s) for rank, wait_s in gave_up.items() if rank in scene.ranks}
     dumps = _dumps_of(scene, views)
     stops = (stop for stop in find_stops(dumps) if stop.kind is not StandstillKind.BEHIND)
     if (stop := next(stops, None)) is None:
@@ -92,6 +102,16 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
         return None  # they have gone on since they told of themselves: the next beat says where
     moved_s = [view.moved_s for rank in (*waiting, *sinks) if (view := views.get(rank))]
     return Waiting(stop, sinks, waiting, waited_s, stuck_s=now_s - max(moved_s, default=now_s))
+
+
+def who_gave_up(scene: Scene) -> dict[int, float]:
+    """Return the ranks that ended by a timeout, each with the seconds that torch says it waited; 0: it does not say."""
+    words = {end.rank: end.message or end.stderr_tail or "" for end, _ in scene.ends.values()}
+    return {
+        rank: int(told[1] or told[2]) / 1000 if (told := _WAITED.search(text)) else 0.0
+        for rank, text in words.items()
+        if re.search("[Tt]im(?:ed|ing) out", text)
+    }
 
 
 def find_circle(scene: Scene, now_s: float) -> Standstill | None:
@@ -233,6 +253,22 @@ def _dumps_of(scene: Scene, views: Mapping[int, RankView]) -> list[Dump]:
     progress, everybody = _Progress(views.values()), scene.everybody
     dumps = [dump for view in views.values() if (dump := _dump_of(view, progress, everybody)) is not None]
     return dumps + [_dump_of_left(scene.ranks[rank].beat, everybody) for rank in scene.left if rank in scene.ranks]
+
+
+def _as_it_waited(view: RankView, waited_s: float) -> RankView:
+    """Return a rank that gave up its last call as it was until then: Gloo counts a call that timed out as done."""
+    beat = view.beat
+    last = max(beat.calls, key=lambda call: call.created_ns, default=None)
+    if last is None or canonical(last.op) in POINT_TO_POINT:
+        return view
+    groups = tuple(
+        msgspec.structs.replace(group, completed=min(group.completed, last.seq - 1), waiting_s=waited_s)
+        if group.name == last.group
+        else group
+        for group in beat.groups
+    )
+    calls = (*(call for call in beat.calls if call is not last), msgspec.structs.replace(last, is_done=False))
+    return replace(view, beat=msgspec.structs.replace(beat, phase="training", calls=calls, groups=groups))
 
 
 class _Progress:

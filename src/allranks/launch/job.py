@@ -28,7 +28,7 @@ import msgspec
 from allranks.causes.book import find_cause, traits_of
 from allranks.causes.cause import Trait
 from allranks.causes.outcome import failed
-from allranks.host.node import begin_card_facts
+from allranks.host.node import NodeFacts, begin_card_facts
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
@@ -206,12 +206,18 @@ def _check(inbox: SignalInbox, workers: WorkerGroup) -> None:
     workers.console.draw()
 
 
+def _no_place(kind: type[AllranksError], what: str, fix: str, *, facts: NodeFacts) -> AllranksError:
+    """Return the error of a job that would find no place for its checkpoints."""
+    finding = failed(what=what).to_finding(find_cause("AR512"), node=facts.host, reader=facts.reader)
+    return kind(f"{what}; {fix}", finding=msgspec.structs.replace(finding, fix=fix))
+
+
 def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:
     if other := workers.make_owner(generation=0).begin(check_signals):
-        what, fix = refuse(workers.checkpoints, other)
-        facts = workers.job.facts
-        finding = failed(what=what).to_finding(find_cause("AR512"), node=facts.host, reader=facts.reader)
-        raise SetupError(f"{what}; {fix}", finding=msgspec.structs.replace(finding, fix=fix))
+        raise _no_place(SetupError, *refuse(workers.checkpoints, other), facts=workers.job.facts)
+    if workers.owner is not None and (why := workers.owner.unmade):
+        what, fix = f"{workers.checkpoints} cannot be made: {why}", "name another directory"
+        raise _no_place(UsageError, what, f"{fix} (--checkpoint-dir, ALLRANKS_CHECKPOINT_DIR)", facts=workers.job.facts)
     applicant, request = called.applicant, workers.job.request
     max_restarts = request.max_restarts
     can_order = request.node_rank is None and len(called.cards) > 2

@@ -24,6 +24,7 @@ from allranks.model.setting import Setting
 from allranks.model.world import Launcher, LaunchLevel, World
 from allranks.preflight.applicant import NodePlan
 from allranks.preflight.datapath import DataPath, data_path_alone, data_path_of_cluster, list_nics
+from allranks.preflight.vet import MAX_WORKERS
 from allranks.report.text import count_of as count_of
 from allranks.wire.leader_port import Hint
 
@@ -271,10 +272,10 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
             return facts.num_gpus, "one rank per GPU", flag
         case "auto" | "cpu":
             return facts.num_cpus, "one rank per core", flag
-        case text if re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
+        case text if re.fullmatch(r"0*[1-9][0-9]{0,4}", text) and int(text) <= MAX_WORKERS:
             return int(text), given, flag
         case text:
-            raise UsageError(f"{flag} {text!r}: expected a number of at least 1, auto, gpu or cpu")
+            raise UsageError(f"{flag} {text!r}: expected a number from 1 to {MAX_WORKERS}, auto, gpu or cpu")
 
 
 def _data_path(

@@ -56,7 +56,8 @@ _PREFIX = re.compile(r"\[rank\d+\]: ?")
 _MARGIN = re.compile(r"( *)(?:\| ?|\+ (?=Exception Group))")
 _DIVIDER = re.compile(r"(?P<indent> *)(?P<first>\+-)?\+-+(?: (?P<number>\d+|\.\.\.) -+)?$")
 _LIBRARY = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]allranks[/\\](?:join|guard)[/\\]|^<frozen "
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<frozen "
+    r"|[/\\]allranks[/\\](?:(?:join|guard|state)[/\\]|session\.py$)"
 )
 
 

@@ -158,25 +158,26 @@ class Entry:
         card = vet_card(self.card())  # one that is too long to be sent becomes a problem of this node
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
         is_speaker = not plan.is_slurm or plan.node_index == 1
+        search = Search(
+            lambda: collect_hints(
+                find_announcement(self.run_dir),
+                job=plan.job,
+                named=[plan.endpoint] if plan.endpoint else [],
+                guessed=plan.guesses,
+            ),
+            job=self.group,
+            secret=self._followers_secret,
+            card=card,
+        )
         try:
-            connection = Search(
-                lambda: collect_hints(
-                    find_announcement(self.run_dir),
-                    job=plan.job,
-                    named=[plan.endpoint] if plan.endpoint else [],
-                    guessed=plan.guesses,
-                ),
-                job=self.group,
-                secret=self._followers_secret,
-                card=card,
-            ).wait(
+            connection = search.wait(
                 deadline_s=patience_s,
                 on_wait=_say_waiting if is_speaker else lambda *_: None,
                 check_signals=self.applicant.check_signals,
             )
         except NodeFaultError as exc:
             reason = str(exc).replace(self.group, plan.job)
-            raise NodeFaultError(reason, finding=self._leader_missing(reason)) from exc
+            raise NodeFaultError(reason, finding=self._leader_missing(reason, search)) from exc
         connection.expect_alive_within(plan.guard.gone_s)
         answer = Attendance(
             connection,
@@ -325,7 +326,7 @@ class Entry:
     def _look_at_run_dir(self) -> JobDirectory | None:
         return read_place("run directory", self.run_dir.path)
 
-    def _leader_missing(self, reason: str) -> Finding:
+    def _leader_missing(self, reason: str, search: Search) -> Finding:
         """What a node can say when it finds no leader: it was never there, or it is not reached from here."""
         plan = self.plan
         found = find_announcement(self.run_dir)
@@ -334,8 +335,14 @@ class Entry:
             there = f"the leader listens at {', '.join(found.addresses)}"
             what = f"{there}, but {plan.facts.host} reaches none of these addresses"
             return failed(reason, what=what).to_finding(find_cause("AR201"), node=found.host, reader=plan.facts.reader)
-        # No word of this node alone: all that wait say the same.
         what = f"no leader answered within {plan.guard.join_s:.0f} s"
+        if plan.endpoint is not None and not plan.node_names:
+            host, seen = plan.endpoint.host, search.describe()
+            if search.is_nowhere(host):
+                no_address = failed(seen, names=host, contrast=what)
+                return no_address.to_finding(find_cause("AR202"), node=plan.facts.host, reader=plan.facts.reader)
+            return failed(seen, what=what).to_finding(find_cause("AR001"), node=host, reader=plan.facts.reader)
+        # No word of this node alone: all that wait say the same.
         waiting = fold_hosts(plan.node_names[1:]) if plan.node_names else None
         said = failed(what=what)
         return said.to_finding(find_cause("AR001"), node=leader, waiting=waiting, reader=plan.facts.reader)

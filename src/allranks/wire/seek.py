@@ -123,12 +123,12 @@ class Search:
                 waited_s = time.monotonic() - began_s
                 if waited_s > deadline_s:
                     raise NodeFaultError(
-                        f"no leader of job {self._job} within {deadline_s:.0f} s; last try: {self._describe()}; "
+                        f"no leader of job {self._job} within {deadline_s:.0f} s; last try: {self.describe()}; "
                         "check that the first node is up and that its port is open from here"
                     )
                 if waited_s - last_told_s >= 1:
                     last_told_s = waited_s
-                    on_wait(waited_s, self._describe())
+                    on_wait(waited_s, self.describe())
         except BaseException:
             self.stop()
             raise
@@ -139,9 +139,13 @@ class Search:
         if not self._found.cancel() and self._found.exception() is None:
             self._found.result()[0].close()
 
-    def _describe(self) -> str:
+    def describe(self) -> str:
         """The last obstacle, and the names that do not resolve."""
         return "; ".join(filter(None, [self._obstacle, *self._unresolved.values()])) or "no leader has announced itself"
+
+    def is_nowhere(self, host: str) -> bool:
+        """Whether the name service has said that it knows no address of this host, or has not answered."""
+        return host in self._unresolved and host not in self._addresses
 
     def _begin(self, function: Callable[..., None], *arguments: Any) -> threading.Thread:
         """Call a function in a thread; what it raises ends the search."""

@@ -198,8 +198,8 @@ class Checkpointer:
         self._tell_skipped(skipped, "there is no other")
         if names:
             raise CheckpointError(
-                f"none of the {len(names)} checkpoints in {self.directory} is whole, the newest: "
-                f"{skipped[-len(names)][1]}; move them away to begin anew"
+                f"allranks: AR601 checkpoint-corrupt: none of the {len(names)} checkpoints in {self.directory} is "
+                f"whole, the newest: {skipped[-len(names)][1]}; move them away to begin anew"
             )
         return None
 

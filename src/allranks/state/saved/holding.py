@@ -93,6 +93,8 @@ class Holding:
         """An owner file as it was seen, and since when it has not changed, by the monotonic clock."""
         self._asked: tuple[str, float, bool | None] | None = None
         self._told: set[object] = set()
+        self.unmade = ""
+        """Why the directory is not there: it cannot be made, however long one waits."""
         self._thread = threading.Thread(target=self._run, name="allranks-owner", daemon=True)
 
     def begin(self, check: Callable[[], object] = lambda: None) -> Owner | None:
@@ -184,6 +186,10 @@ class Holding:
 
     def _look_only(self, exc: OSError) -> tuple[Ruling, Owner | None]:
         """What can be told where no owner file can be written: whether somebody else certainly lives."""
+        is_lasting = exc.errno in (*_SAID_BY_SAVES, errno.ENOENT)
+        if self._is_made and is_lasting and not os.path.isdir(self._directory):  # noqa: PTH112 (raises nothing)
+            self.unmade = exc.strerror or str(exc)
+            return Ruling.FREE, None
         if exc.errno in _SAID_BY_SAVES:
             return Ruling.FREE, None
         with contextlib.suppress(OSError):
