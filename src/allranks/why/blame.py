@@ -151,7 +151,7 @@ def _conclusions(story: Story, facts: Sequence[Fact], reader: FactReader) -> Ite
         if not is_exit_code:  # which says nothing beside a root
             (consequences if fact.attempt >= story.attempt else earlier).setdefault(fact.cause, []).append(fact)
     for name, same_facts in consequences.items():
-        if name not in told:
+        if name not in told and Trait.BREAKS_WITH_ITS_PEER not in find_cause(name).traits:  # the chain tells of those
             yield _of_consequences(same_facts)
     told |= set(consequences)
     for root in roots:

@@ -9,8 +9,8 @@ from signal import Signals
 
 import msgspec
 
-from allranks.causes.book import find_cause, known_cause, traits_of
-from allranks.causes.cause import Family, Trait
+from allranks.causes.book import find_cause, traits_of
+from allranks.causes.cause import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.fix import ANYBODY, Reader
@@ -132,8 +132,12 @@ def join_verdict(
 
 
 def _sure_failures(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the failures that are no guesses, nor connections that may have broken because a rank had ended."""
     failures = [finding for finding in findings if finding.severity is Severity.FAIL]
-    return [failure for failure in failures if failure.confidence is not Confidence.UNDECIDED]
+    guesses = [failure for failure in failures if failure.confidence is Confidence.UNDECIDED]
+    broken = [failure for failure in failures if Trait.BREAKS_WITH_ITS_PEER in traits_of(failure.cause_id)]
+    doubtful = [*guesses, *(failure for failure in broken if failure.confidence is not Confidence.CERTAIN)]
+    return [failure for failure in failures if failure not in doubtful]
 
 
 def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding]:
@@ -142,24 +146,6 @@ def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding
         return list(findings)
     sure = [failure for failure in _sure_failures(findings) if failure.cause != lost.cause]
     return [*sure, lost] if sure and lost.confidence is Confidence.UNDECIDED else [lost, *sure]
-
-
-def leave_out_consequences(findings: Sequence[Finding], *, is_judged: bool) -> list[Finding]:
-    """Return the findings without connections that broke because a rank had ended, if the first finding says which.
-
-    Args:
-        findings: the culprit's first.
-        is_judged: allranks watched the job, named the culprit, and ended the other ranks itself.
-    """
-    first = findings[0] if findings else None
-    known = (Confidence.CERTAIN, Confidence.LIKELY) if is_judged else (Confidence.CERTAIN,)
-    if first is None or first.severity is not Severity.FAIL or first.confidence not in known:
-        return list(findings)
-    cause = known_cause(first.cause_id)
-    if cause is not None and cause.family is Family.NETWORK:  # they may have one reason
-        return list(findings)
-    broken = [finding for finding in findings if Trait.BREAKS_WITH_ITS_PEER in traits_of(finding.cause_id)]
-    return [finding for finding in findings if finding.confidence is Confidence.CERTAIN or finding not in broken]
 
 
 def _interrupted(verdict: Verdict, own: Sequence[Finding], reader: Reader) -> list[Finding]:
