@@ -80,7 +80,7 @@ class People:
         known = next((self.found[handle] for handle in _handles(who) if handle in self.found), None)
         node = who.node or (self.node_of_address.get(who.address) if who.address else None)
         full = replace(who, node=node)
-        if known is not None and not _differ(full, known):
+        if known is not None and not differ(full, known):
             full |= known
         self._known[asked] = full
         return full
@@ -89,9 +89,10 @@ class People:
         """Return the writer of a line."""
         node, pod = (None, line.node) if line.is_of_pod else (self.node_of(line), None)
         pid = self.pid_of_file.get(line.source.shown) if line.pid is None else line.pid
-        return self.know(Who(self._rank_of(line), node, line.local_rank, pid, pod=pod))
+        return self.know(Who(self.rank_of(line), node, line.local_rank, pid, pod=pod))
 
-    def _rank_of(self, line: Line) -> int | None:
+    def rank_of(self, line: Line) -> int | None:
+        """Return the rank that wrote a line, as far as it or its file tells."""
         if line.is_of_task and self.are_tasks_agents:
             return None
         return self.rank_of_file.get(line.source.shown) if line.rank is None else line.rank
@@ -124,7 +125,7 @@ class People:
         near = [(number, part) for number, part in reversed(parts) if number >= parts[-1][0] - SCOPE_LINES]
         who = NOBODY
         for number, part in near:
-            if _differ(who, part):
+            if differ(who, part):
                 return NOBODY if number == line.number else who  # the lines of one JSON object have no order
             who |= part
         return who
@@ -197,13 +198,12 @@ def _find_nodes(logs: Logs) -> tuple[dict[str, None], dict[str | None, str]]:
 
 
 def _by_prefix(logs: Logs, people: People) -> Iterator[Who]:
-    """Return where each rank runs, by the first line that has both in its prefix."""
-    lines: dict[int, Line] = {}
+    """Return where each rank runs, by the first line that tells both of its writer."""
+    found: dict[int, Who] = {}
     for line in (event.line for event in logs.events):
-        if line.rank is not None and line.node and not line.is_of_pod:
-            lines.setdefault(line.rank, line)
-    own = (line for line in lines.values() if not (line.is_of_task and people.are_tasks_agents))
-    return (Who(rank=line.rank, node=line.node) for line in own)
+        if line.node and not line.is_of_pod and (rank := people.rank_of(line)) is not None:
+            found.setdefault(rank, Who(rank=rank, node=line.node))
+    yield from found.values()
 
 
 def _by_message(logs: Logs, world: int) -> Iterator[Who]:
@@ -254,7 +254,7 @@ def _index(named: Sequence[Who], *, is_one_node: bool) -> dict[tuple[object, ...
         unsure = {"local rank": is_one_node, "pid": is_lone}
         handles = [handle for handle in _handles(who) if handle[1] is not None or unsure[str(handle[0])]]
         for handle in handles:
-            if (known := found.get(handle)) is not None and not _differ(who, known):
+            if (known := found.get(handle)) is not None and not differ(who, known):
                 who |= known
         found |= dict.fromkeys(handles, who)
     return found
@@ -270,17 +270,10 @@ def _handles(who: Who) -> Iterator[tuple[object, ...]]:
         yield from dict.fromkeys((("local rank", who.node, who.local_rank), ("local rank", None, who.local_rank)))
 
 
-def _differ(first: Who, second: Who) -> bool:
-    """Whether two descriptions contradict each other; a process that was started again has another pid."""
-    return (
-        _are_two(first.rank, second.rank)
-        or _are_two(first.node, second.node)
-        or _are_two(first.local_rank, second.local_rank)
-    )
-
-
-def _are_two(mine: object, its: object) -> bool:
-    return mine is not None and its is not None and mine != its
+def differ(first: Who | Line, second: Who | Line) -> bool:
+    """Whether two descriptions, or writers, contradict each other; a process that was started again has another pid."""
+    pairs = ((first.rank, second.rank), (first.node, second.node), (first.local_rank, second.local_rank))
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 # --- What a line names ----------------------------------------------------------------------------------------------
