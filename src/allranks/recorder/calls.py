@@ -105,7 +105,6 @@ def size_of(op: str, sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> t
 
     Args:
         op: as `canonical` names it.
-        sizes: of its tensors.
         dtypes: empty: not known.
     """
     num, widths = sum(map(prod, sizes)), sorted({str(_BYTES.get(dtype, dtype)) for dtype in dtypes})

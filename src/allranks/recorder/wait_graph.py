@@ -90,7 +90,6 @@ def find_stops(dumps: Sequence[Dump], world: int | None = None) -> list[Standsti
 
     Args:
         dumps: at most one of each rank.
-        world: number of ranks of the job; None: not known.
     """
     groups = list_groups(dumps, world)
     mismatches = [stop for group in groups if (stop := _mismatch(group))]
@@ -197,11 +196,7 @@ def _follow(waits: Sequence[Wait], groups: Sequence[KnownGroup]) -> list[Standst
 def _name_missing(
     waits: Sequence[Wait], culprits: frozenset[int], waiting: frozenset[int], *, is_seen: bool
 ) -> Standstill:
-    """Tell of the wait that lacks most of the culprits, the earliest of equal ones.
-
-    Args:
-        is_seen: they are known not to have come; else nothing is known of them.
-    """
+    """Tell of the wait that lacks most of the culprits, who have not come (`is_seen`), or of whom nothing is known."""
     lacking = [(wait, (wait.missing if is_seen else wait.unknown) & culprits) for wait in waits]
     wait, lacks = max(lacking, key=lambda item: (len(item[1]), -(item[0].call.created_s or 0.0)))
     dumps = wait.group.dumps
@@ -281,8 +276,7 @@ def _apart(waits: Sequence[Wait]) -> Iterator[Standstill]:
 def _find_stuck(waits: Sequence[Wait], *, is_proven: bool) -> set[int]:
     """Return the largest set of ranks each of which waits, in all its calls, for another one of the set.
 
-    Args:
-        is_proven: only those count that are held by their calls, and only as long as they cannot come to others'.
+    If `is_proven`, only those count that are held by their calls, and only as long as they cannot come to others'.
     """
     threads = {rank for wait in waits for rank in wait.waiting if wait.group.is_blocked(rank)}
     held: dict[Wait, set[int]] = {}

@@ -149,12 +149,7 @@ class _File(msgspec.Struct):
 
 
 def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[Dump]:
-    """Read dumps; for each rank only the newest is kept.
-
-    Args:
-        sources: as find_dumps returns them.
-        problems: gets a line for each dump that cannot be used.
-    """
+    """Return the dumps, of each rank the newest; `problems` gets a line for each that cannot be used."""
     newest: dict[int, tuple[tuple[int, float], Dump]] = {}
     keep = max(64, KEEP_CALLS // max(len(sources), 1))
     for source in sources:
@@ -181,8 +176,6 @@ def parse_dump(data: bytes, *, rank: int, keep: int = KEEP_CALLS, **about: Any) 
     """Read one dump, pickle or JSON.
 
     Args:
-        data: all of it.
-        rank: the global rank that wrote it.
         keep: maximum number of calls: the newest, and of each group the first that is not done and the last.
         about: other fields of a Dump: source, taken_s.
     Raises:

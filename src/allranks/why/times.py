@@ -163,9 +163,6 @@ def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, 
     """Return the offset of each clock that shares an event with another one.
 
     Clocks that share no event, not even through others, are not comparable: each group of clocks has its own zero.
-
-    Args:
-        moments: name -> clock -> time.
     """
     of_clock: defaultdict[str, list[_Moment]] = defaultdict(list)
     for name, seen in moments.items():

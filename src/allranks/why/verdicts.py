@@ -96,11 +96,8 @@ def join_verdict(
     """Return the findings of a verdict, with secrets masked, and after them the findings from the logs.
 
     Args:
-        verdict: of the run directory, or printed in a log.
-        own: the findings from the logs.
-        is_printed: it was printed in a log, and its findings quote that log.
+        is_printed: it was printed in a log, and its findings quote that log; else it is of the run directory.
         restarts: how often the ranks were started again, in words.
-        reader: for whom the fixes are.
     """
     if verdict is None:
         return list(own)
@@ -178,11 +175,9 @@ def judge_lost(
     """Return the finding about a run whose agent is gone without a verdict.
 
     Args:
-        run: the run.
         how: how its agent ended and when, in a clause.
         confidence: that it is gone.
         words: what its ranks printed last.
-        reader: for whom the fix is.
     """
     evidence = tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words)
     if run.interrupted_by is not None:
