@@ -1,6 +1,6 @@
 """From lines to facts: each line that matches a sign of the book states the fact that the sign names. Pure.
 
-    lines = FactReader(logs, people)
+    lines = FactReader(logs)
     facts = [*lines.read(), *...]
 
 The readings (readings/) use the same reader for what several lines together state: it knows who wrote a line, when, and
@@ -65,8 +65,10 @@ def place_of(line: Line) -> Place:
 class FactReader:
     """Makes facts from lines."""
 
-    def __init__(self, logs: Logs, people: People) -> None:
-        self.logs, self.people = logs, people
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+        summaries = read_summaries(logs)
+        self.people = People(logs, [entry.event.who for entry in summaries])
         self.times = Times(logs)
         self._exceptions = {event.line.at for event in logs.of("exception")}
         self._unowned = find_unowned(logs)
@@ -79,7 +81,7 @@ class FactReader:
         self._uncaught = find_uncaught(logs)
         self._entries: defaultdict[str, list[SummaryEntry]] = defaultdict(list)
         """The workers of torchrun's summaries, by file."""
-        for entry in read_summaries(logs):
+        for entry in summaries:
             self._entries[entry.when.source.shown].append(entry)
         lines = (event.line for event in logs.events if event.sign)
         self._headers = {line.at: line for line in lines if _BEGINS.search(line.text)}
