@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from allranks.why.logs.log_events import Logs
-from allranks.why.people import meet
+from allranks.why.people import People
 
 NAMES = ("{}.err", "train-{}.log", "logs/train-task{}.out", "multirun/{}/train.log")
 
@@ -21,4 +21,4 @@ def test_a_number_is_the_rank_if_lines_of_two_files_say_so_and_none_says_another
 ) -> None:
     files = {name.format(number): "step 140 loss 2.31\n" for number in range(4)}
     files |= {name.format(number): f"[rank{rank}]: step 141\n" for number, rank in said.items()}
-    assert meet(read(files)).rank_of_file == ({name: at for at, name in enumerate(files)} if are_ranks else {})
+    assert People(read(files)).rank_of_file == ({name: at for at, name in enumerate(files)} if are_ranks else {})

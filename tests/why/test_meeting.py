@@ -9,7 +9,7 @@ import pytest
 from allranks.facts.fact import Who
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.log_events import Logs
-from allranks.why.people import meet
+from allranks.why.people import People
 
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
 
@@ -128,7 +128,7 @@ def test_who_does_not_come_to_a_later_barrier_is_missing(why: Why) -> None:
 
 def test_a_communicator_of_some_ranks_numbers_them_anew(read: Callable[[str], Logs]) -> None:
     line = "n1:{0}:{0} [0] NCCL INFO comm 0x5{0} rank {1} nranks {2} cudaDev 0 busId 1000 - Init COMPLETE\n"
-    people = meet(read("".join(line.format(70 + rank, rank % size, size) for size in (4, 2) for rank in range(4))))
+    people = People(read("".join(line.format(70 + rank, rank % size, size) for size in (4, 2) for rank in range(4))))
     assert [people.know(Who(node="n1", pid=70 + rank)).rank for rank in range(4)] == [0, 1, 2, 3]
 
 

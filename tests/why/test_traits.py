@@ -8,11 +8,11 @@ import pytest
 
 from allranks.causes.book import all_causes, all_marks, find_cause
 from allranks.causes.cause import Cause, Trait
-from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.log_events import Logs
 from allranks.why.readings.tracebacks import read_tracebacks
-from allranks.why.verdicts import leave_out_consequences
+from allranks.why.verdicts import join_verdict
 
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
 Read = Callable[[str | Mapping[str, str]], Logs]
@@ -66,15 +66,21 @@ def test_no_mark_is_called_as_a_cause_or_a_trait_is() -> None:
     assert not {mark.name for mark in all_marks()} & {*Trait, *(cause.name for cause in all_causes())}
 
 
-@pytest.mark.parametrize(
-    ("first", "keeps"),
-    [("AR590 user-code-error", False), ("AR999 of-a-later-version", False), ("AR206 firewall-port", True)],
-)
-def test_a_connection_that_broke_with_its_peer_is_left_out_unless_the_network_is_at_fault(
-    first: str, *, keeps: bool
+@pytest.mark.parametrize(("confidence", "keeps"), [(Confidence.LIKELY, False), (Confidence.CERTAIN, True)])
+@pytest.mark.parametrize("first", ["AR590 user-code-error", "AR999 of-a-later-version"])
+def test_beside_a_verdict_a_connection_that_broke_with_its_peer_is_left_out_unless_it_is_certain(
+    first: str, confidence: Confidence, *, keeps: bool
 ) -> None:
     culprit = Finding(cause=first, severity=Severity.FAIL, confidence=Confidence.CERTAIN, message="it failed")
     broke = Finding(
-        cause="AR215 peer-connection-lost", severity=Severity.FAIL, confidence=Confidence.LIKELY, message="it broke"
+        cause="AR215 peer-connection-lost", severity=Severity.FAIL, confidence=confidence, message="it broke"
     )
-    assert leave_out_consequences([culprit, broke], is_judged=False) == [culprit, *([broke] if keeps else [])]
+    verdict = Verdict(job="7", attempt=0, exit_code=1, findings=(culprit,))
+    assert join_verdict(verdict, [broke]) == [culprit, *([broke] if keeps else [])]
+
+
+def test_a_connection_that_broke_after_an_error_is_told_by_the_chain_alone(why: Why) -> None:
+    lost = "[rank0]: RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:5231\n"
+    first, *others = why("".join(f"[rank1]: {line}\n" for line in RAISED.splitlines()) + lost)
+    assert (first.cause.name, first.culprit.ranks, others) == ("user-code-error", (1,), [])
+    assert "rank 0 lost a peer" in " ".join(first.notes)

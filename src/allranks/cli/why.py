@@ -291,7 +291,7 @@ def make_answer(
     from allranks.why.findings import count_first, fill_job, find_reader, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
-    from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
+    from allranks.why.verdicts import join_lost, join_verdict, read_printed_verdict
 
     conclusions, story = explain(logs, dumps)
     reader = find_reader(logs, job=job, here=here)
@@ -300,7 +300,6 @@ def make_answer(
     said = verdict or read_printed_verdict(logs)
     findings = join_verdict(said, own, is_printed=verdict is None, restarts=restarts, reader=reader)
     findings = join_lost(unfinished.lost, findings)
-    findings = leave_out_consequences(findings, is_judged=verdict is not None)
     last: tuple[str, ...] = ()
     if running is not None:  # it has not succeeded, and what its logs lack now may come
         proven = (finding for finding in findings if finding.severity is not Severity.NOTE)

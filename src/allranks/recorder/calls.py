@@ -74,8 +74,8 @@ class Dump(msgspec.Struct, frozen=True):
     is_whole: bool = False
     """No call is missing: in a group that is not told of, it has called nothing."""
     formed_again: Collection[str] = ()
-    """Groups of a name that an earlier one had: only calls of the last one are told. `0#2`: it is the second of all;
-    `0`: nobody knows which."""
+    """Groups of a name that an earlier one had: only calls of the last one are told. That of other ranks may be
+    another."""
     taken_s: float | None = None
     """When it was taken, by the clock of its node."""
     source: str = ""
@@ -105,7 +105,6 @@ def size_of(op: str, sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> t
 
     Args:
         op: as `canonical` names it.
-        sizes: of its tensors.
         dtypes: empty: not known.
     """
     num, widths = sum(map(prod, sizes)), sorted({str(_BYTES.get(dtype, dtype)) for dtype in dtypes})

@@ -109,8 +109,7 @@ def are_done(calls: Iterable[Call]) -> bool:
 def list_groups(dumps: Sequence[Dump], world: int | None = None) -> list[KnownGroup]:
     """Return the groups. Sub groups of one mesh may share a name: their members tell them apart.
 
-    Args:
-        world: number of ranks of the job; None: not known, so only those below the highest one count.
+    Without the number of ranks (`world`), only those below the highest known one count.
     """
     named: defaultdict[str, dict[Sequence[int], list[Dump]]] = defaultdict(lambda: defaultdict(list))
     calls: defaultdict[tuple[str, int], list[Call]] = defaultdict(list)

@@ -24,7 +24,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from allranks.model.finding import Confidence
@@ -91,7 +90,6 @@ def find_stops(dumps: Sequence[Dump], world: int | None = None) -> list[Standsti
 
     Args:
         dumps: at most one of each rank.
-        world: number of ranks of the job; None: not known.
     """
     groups = list_groups(dumps, world)
     mismatches = [stop for group in groups if (stop := _mismatch(group))]
@@ -99,7 +97,7 @@ def find_stops(dumps: Sequence[Dump], world: int | None = None) -> list[Standsti
     if others := [stop for stop in mismatches if not stop.has_other_sizes]:
         return others
     waits = [wait for group in groups for wait in list_waits(group)]
-    stops = _follow(waits, groups, {dump.rank: dump for dump in dumps}) if waits else [*_behind(groups)]
+    stops = _follow(waits, groups) if waits else [*_behind(groups)]
     is_missed = any(stop.kind is StandstillKind.MISSING and stop.confidence is Confidence.CERTAIN for stop in stops)
     return stops if is_missed else mismatches or stops
 
@@ -117,7 +115,7 @@ def _stop(
 
 def _mismatch(group: KnownGroup) -> Standstill | None:
     """The first number under which ranks called different things; None, too, where they may be of different groups."""
-    if any(group.name in dump.formed_again and "#" not in group.name for dump in group.dumps.values()):
+    if any(group.name in dump.formed_again for dump in group.dumps.values()):
         return None
     by_seq: defaultdict[int, dict[int, list[Call]]] = defaultdict(dict)
     for rank, calls in group.calls.items():
@@ -127,20 +125,19 @@ def _mismatch(group: KnownGroup) -> Standstill | None:
     for seq, ranks in sorted(by_seq.items()):
         length = min(map(len, ranks.values()))  # of a coalesced one, a rank may have called only a part yet
         is_over = all(map(are_done, ranks.values()))
-        has_sizes = not is_over and all(call.sizes or call.output_sizes for calls in ranks.values() for call in calls)
-        has_dtypes = all(call.dtypes or call.output_dtypes for calls in ranks.values() for call in calls)
-        about_ops, kind = partial(_kind, has_sizes=False), partial(_kind, has_sizes=has_sizes, has_dtypes=has_dtypes)
-        has_other_sizes = len({about_ops(calls[:length]) for calls in ranks.values()}) < 2
-        kind = kind if has_other_sizes else about_ops
-        kinds = {rank: kind(calls[:length]) for rank, calls in ranks.items()}
+        kinds: Mapping[int, tuple[object, ...]]
+        kinds = {rank: tuple(canonical(call.op) for call in calls[:length]) for rank, calls in ranks.items()}
+        has_other_sizes = len(set(kinds.values())) < 2
+        if has_other_sizes and not is_over:
+            kinds = _sizes({rank: calls[:length] for rank, calls in ranks.items()})
         if len(set(kinds.values())) < 2:
             continue
         (usual, most), (_, next_most) = Counter(kinds.values()).most_common(2)
         odd = {rank for rank, kind in kinds.items() if kind != usual}
         is_tie = next_most == most
         first, other = min(odd), min(ranks.keys() - odd)
-        pairs = zip(ranks[first], ranks[other], strict=False)
-        one, two = next(pair for pair in pairs if kind(pair[:1]) != kind(pair[1:]))
+        at = next(at for at in range(length) if kinds[first][at] != kinds[other][at])
+        one, two = ranks[first][at], ranks[other][at]
         message = f"at collective {seq} of {group.shown} {fold_ranks(odd)} called {one}{one.at}, "
         message += f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}"
         blamed, victims = (ranks, set[int]()) if is_tie else (odd, set(group.dumps) - odd)
@@ -157,37 +154,39 @@ _FREE_INPUTS = ("scatter", "all_to_all")
 _FREE_OUTPUTS = ("gather", "all_to_all")
 
 
-def _kind(calls: Sequence[Call], *, has_sizes: bool, has_dtypes: bool = False) -> tuple[object, ...]:
-    """What must be the same on all ranks; of a collective that ended everywhere only which it was."""
-    ops = tuple(canonical(call.op) for call in calls)
-    if not has_sizes:
-        return ops
-    return tuple(
-        (
-            op,
+def _sizes(by_rank: Mapping[int, Sequence[Call]]) -> dict[int, tuple[object, ...]]:
+    """What must be the same on all ranks that called the same thing; nothing where one does not tell its sizes."""
+    everything = [call for calls in by_rank.values() for call in calls]
+    if not all(call.sizes or call.output_sizes for call in everything):
+        return {}
+    has_dtypes = all(call.dtypes or call.output_dtypes for call in everything)
+
+    def size(call: Call) -> tuple[object, object]:
+        op = canonical(call.op)
+        return (
             () if op.startswith(_FREE_INPUTS) else size_of(op, call.sizes, call.dtypes * has_dtypes),
             () if op.startswith(_FREE_OUTPUTS) else size_of(op, call.output_sizes, call.output_dtypes * has_dtypes),
         )
-        for op, call in zip(ops, calls, strict=True)
-    )
+
+    return {rank: tuple(map(size, calls)) for rank, calls in by_rank.items()}
 
 
 # --- Who waits for whom -----------------------------------------------------------------------------------------------
 
 
-def _follow(waits: Sequence[Wait], groups: Sequence[KnownGroup], dumps: Mapping[int, Dump]) -> list[Standstill]:
+def _follow(waits: Sequence[Wait], groups: Sequence[KnownGroup]) -> list[Standstill]:
     """Walk from everybody who waits to where the walks end."""
     if stuck := _find_stuck(waits, is_proven=True):
         return [_circle(waits, groups, stuck, is_proven=True)]
     waiting = frozenset().union(*(wait.waiting for wait in waits))
     if sinks := frozenset().union(*(wait.missing for wait in waits)) - waiting:
-        return [_name_missing(waits, sinks, waiting, dumps, is_seen=True)]
+        return [_name_missing(waits, sinks, waiting, is_seen=True)]
     if stuck := _find_stuck(waits, is_proven=False):
         return [_circle(waits, groups, stuck, is_proven=False)]
     apart = [*_apart(waits)]
     unknown = frozenset().union(*(wait.unknown for wait in waits)) - waiting
     if unknown and not apart:
-        return [_name_missing(waits, unknown, waiting, dumps, is_seen=False)]
+        return [_name_missing(waits, unknown, waiting, is_seen=False)]
     ends = [wait for wait in waits if not wait.missing]
     if alone := [stop for wait in ends if (stop := _alone(wait, waits))]:
         return alone
@@ -195,21 +194,13 @@ def _follow(waits: Sequence[Wait], groups: Sequence[KnownGroup], dumps: Mapping[
 
 
 def _name_missing(
-    waits: Sequence[Wait],
-    culprits: frozenset[int],
-    waiting: frozenset[int],
-    dumps: Mapping[int, Dump],
-    *,
-    is_seen: bool,
+    waits: Sequence[Wait], culprits: frozenset[int], waiting: frozenset[int], *, is_seen: bool
 ) -> Standstill:
-    """Tell of the wait that lacks most of the culprits, the earliest of equal ones.
-
-    Args:
-        is_seen: they are known not to have come; else nothing is known of them.
-    """
+    """Tell of the wait that lacks most of the culprits, who have not come (`is_seen`), or of whom nothing is known."""
     lacking = [(wait, (wait.missing if is_seen else wait.unknown) & culprits) for wait in waits]
     wait, lacks = max(lacking, key=lambda item: (len(item[1]), -(item[0].call.created_s or 0.0)))
-    calls = [(rank, dump.calls[-1]) for rank in sorted(lacks) if (dump := dumps.get(rank)) and dump.calls][:2]
+    dumps = wait.group.dumps
+    calls = [(rank, dumps[rank].calls[-1]) for rank in sorted(lacks) if rank in dumps and dumps[rank].calls][:2]
     there, late = fold_ranks(wait.waiting), fold_ranks(lacks)
     message = f"{there} waited in {wait.shown}{wait.call.at}; nothing tells whether {late} came"
     if is_seen:
@@ -285,8 +276,7 @@ def _apart(waits: Sequence[Wait]) -> Iterator[Standstill]:
 def _find_stuck(waits: Sequence[Wait], *, is_proven: bool) -> set[int]:
     """Return the largest set of ranks each of which waits, in all its calls, for another one of the set.
 
-    Args:
-        is_proven: only those count that are held by their calls, and only as long as they cannot come to others'.
+    If `is_proven`, only those count that are held by their calls, and only as long as they cannot come to others'.
     """
     threads = {rank for wait in waits for rank in wait.waiting if wait.group.is_blocked(rank)}
     held: dict[Wait, set[int]] = {}
@@ -299,21 +289,10 @@ def _find_stuck(waits: Sequence[Wait], *, is_proven: bool) -> set[int]:
             is_held = (rank for rank in wait.waiting if rank in on_gpu or group.is_blocked(rank))
             is_away = (rank for rank in wait.missing if rank in threads or (group.called(rank) or 0) >= wait.seq)
             held[wait], lacks[wait] = {*is_held}, {*is_away}
-    stuck = set().union(*held.values())
-    lacked_by: defaultdict[int, list[Wait]] = defaultdict(list)
-    num_lacking: dict[Wait, int] = {}
-    for wait, ranks in lacks.items():
-        num_lacking[wait] = len(ranks & stuck)
-        for rank in ranks & stuck:
-            lacked_by[rank].append(wait)
-    may_end = [wait for wait in waits if not num_lacking[wait]]
-    while may_end:
-        for rank in held[may_end.pop()] & stuck:
-            stuck.discard(rank)
-            for wait in lacked_by[rank]:
-                num_lacking[wait] -= 1
-                if not num_lacking[wait]:
-                    may_end.append(wait)
+    stuck, left = set().union(*held.values()), {*waits}
+    while may_end := {wait for wait in left if stuck.isdisjoint(lacks[wait])}:
+        stuck.difference_update(*(held[wait] for wait in may_end))
+        left -= may_end
     return stuck
 
 

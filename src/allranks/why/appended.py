@@ -102,11 +102,7 @@ class _End(msgspec.Struct):
 
 
 def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterator[FurtherRun]:
-    """Yield each further run, or start of the workers, file by file.
-
-    Args:
-        told: files in which the launcher tells that it starts its workers again.
-    """
+    """Yield each further run, or start of the workers, file by file; not of files whose launcher has `told` it."""
     ends = _read_launchers(logs) or _read_last_words(logs)
     starts = [event.line for event in logs.of("started")]
     tails = [tail for tail in logs.tails if tail.source.shown in ends and tail.source.shown not in told]

@@ -29,7 +29,6 @@ from allranks.why.logs.log_events import Logs
 from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
 from allranks.why.other_jobs import leave_out_strangers
-from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals
 from allranks.why.readings.dials import read_dials
 from allranks.why.readings.ends import read_ends
@@ -40,7 +39,6 @@ from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
 from allranks.why.step_lines import EPOCH, MIN_STEPS, is_of_training
 from allranks.why.stops import read_stops
-from allranks.why.summaries import read_summaries
 from allranks.why.unite import leave_out_refined, unite
 
 READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
@@ -70,7 +68,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], Story]:
     """Return what happened, and the story of it; dumps are those of the flight recorder beside the logs."""
     logs = leave_out_strangers(logs)
-    reader = FactReader(logs, meet(logs, [end.event.who for end in read_summaries(logs)]))
+    reader = FactReader(logs)
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
     overcome = _find_overcome(facts, logs)
@@ -151,7 +149,7 @@ def _conclusions(story: Story, facts: Sequence[Fact], reader: FactReader) -> Ite
         if not is_exit_code:  # which says nothing beside a root
             (consequences if fact.attempt >= story.attempt else earlier).setdefault(fact.cause, []).append(fact)
     for name, same_facts in consequences.items():
-        if name not in told:
+        if name not in told and Trait.BREAKS_WITH_ITS_PEER not in find_cause(name).traits:  # the chain tells of those
             yield _of_consequences(same_facts)
     told |= set(consequences)
     for root in roots:

@@ -53,12 +53,7 @@ def is_suffered(fact: Fact) -> bool:
 
 
 def describe(who: Who, *, with_process: bool = False) -> Culprit:
-    """Return a process as a culprit.
-
-    Args:
-        who: the process or machine.
-        with_process: also name its pid if its rank is known.
-    """
+    """Return a process or machine as a culprit; with its pid if no rank is known, or `with_process`."""
     things = []
     if who.rank is None and who.local_rank is not None:
         things.append(f"local rank {who.local_rank}")

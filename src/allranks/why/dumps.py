@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,7 @@ class _Entry(msgspec.Struct):
     time_discovered_started_ns: int | None = None
     frames: list[_Frame] | None = None
     group: str = msgspec.field(default="", name="its group's name")
+    desc: str = msgspec.field(default="", name="its group's description")
     number: int = msgspec.field(default=0, name="from 1, in the file's order")
 
     @property
@@ -139,7 +140,6 @@ class _Config(msgspec.Struct):
 
 class _Status(msgspec.Struct):
     last_enqueued_collective: int = -1
-    last_started_collective: int = -1
 
 
 class _File(msgspec.Struct):
@@ -149,12 +149,7 @@ class _File(msgspec.Struct):
 
 
 def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[Dump]:
-    """Read dumps; for each rank only the newest is kept.
-
-    Args:
-        sources: as find_dumps returns them.
-        problems: gets a line for each dump that cannot be used.
-    """
+    """Return the dumps, of each rank the newest; `problems` gets a line for each that cannot be used."""
     newest: dict[int, tuple[tuple[int, float], Dump]] = {}
     keep = max(64, KEEP_CALLS // max(len(sources), 1))
     for source in sources:
@@ -181,8 +176,6 @@ def parse_dump(data: bytes, *, rank: int, keep: int = KEEP_CALLS, **about: Any) 
     """Read one dump, pickle or JSON.
 
     Args:
-        data: all of it.
-        rank: the global rank that wrote it.
         keep: maximum number of calls: the newest, and of each group the first that is not done and the last.
         about: other fields of a Dump: source, taken_s.
     Raises:
@@ -190,32 +183,26 @@ def parse_dump(data: bytes, *, rank: int, keep: int = KEEP_CALLS, **about: Any) 
     """
     file = _read(data)
     is_whole = not file.entries or file.entries[0].record_id == 0
-    descs: dict[str, str] = {}
-    for entry in file.entries:
-        if isinstance(entry.process_group, list) and len(entry.process_group) > 1:
-            descs.setdefault(entry.group, entry.process_group[1])
     _end_with_their_batch(file.entries)
-    entries, again = _last_groups(file.entries, is_whole=is_whole)
+    entries, formed_again = _last_groups(file.entries)
     names = {str(entry.pg_id): entry.group for entry in reversed(entries)}
     # The default group is each process's first; other numbers are local to the process.
-    if "0" not in names.values() and not again:
+    if "0" not in names.values() and not formed_again:
         names.setdefault("0", "0")
-    descs = {again.get(name, name): desc for name, desc in descs.items()}
-    config = {again.get(name, name): told for name, told in file.pg_config.items()}
-    members = {name: ranks for name, told in config.items() if rank in (ranks := _ranks(told.ranks))}
-    statuses = {names[uid]: status for uid, status in file.pg_status.items() if uid in names}
+    members = {name: ranks for name, told in file.pg_config.items() if rank in (ranks := _ranks(told.ranks))}
+    last = {names[uid]: status.last_enqueued_collective for uid, status in file.pg_status.items() if uid in names}
     calls = tuple(map(_call, _newest(entries, keep)))
     described = {call.group for call in calls}
     return Dump(
         rank=rank,
         calls=calls,
         # Sends and receives count into it: only asked where the group has no calls.
-        enqueued={name: told.last_enqueued_collective for name, told in statuses.items() if name not in described},
-        started=_started(entries, statuses),
+        enqueued={name: number for name, number in last.items() if name not in described},
+        started=_started(entries),
         members=members,
-        descs=descs | {name: config[name].desc for name in members},
+        descs={entry.group: entry.desc for entry in entries} | {name: file.pg_config[name].desc for name in members},
         is_whole=is_whole,
-        formed_again=frozenset(again.values()),
+        formed_again=formed_again,
         **about,
     )
 
@@ -238,7 +225,7 @@ def _read(data: bytes) -> _File:
     file.entries.sort(key=lambda entry: entry.record_id)
     for number, entry in enumerate(file.entries, start=1):
         told = entry.process_group
-        name = told[0] if isinstance(told, list) and told else told if isinstance(told, str) else ""
+        name, entry.desc, *_ = [*told, "", ""] if isinstance(told, list) else [told or "", ""]
         entry.group, entry.number = name or str(entry.pg_id or 0), number
     return file
 
@@ -257,44 +244,30 @@ def _end_with_their_batch(entries: Sequence[_Entry]) -> None:
             entry.state, entry.retired = last.state, last.retired
 
 
-def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[_Entry], dict[str, str]]:
-    """Return the entries, of groups that were formed again under one name only those of the last, with its new name.
+def _last_groups(entries: Sequence[_Entry]) -> tuple[list[_Entry], set[str]]:
+    """Return the entries without those of groups that were destroyed and formed again, and the names of these.
 
-    A group that was destroyed and formed again begins at 1 anew, and has another `pg_id`. Where no entry is lost, its
-    name tells which one it is (`0#2`, the second), as in heartbeats: the last one of other ranks may be another.
-
-    Args:
-        entries: in their order; those of such groups get the new name.
-        is_whole: no entry is lost.
-    Returns:
-        The entries, and the new names of such groups by the old ones.
+    Such a group begins at 1 anew, and has another `pg_id`; the default one's first is 0.
     """
-    last: dict[str, tuple[int, int | None, int]] = {}
-    """By name: which one it is, its id, and its last number."""
-    counts = []
+    last: dict[str, tuple[int | None, int]] = {}
+    """By name: its id, and its last number."""
+    begun: dict[str, int] = {}
+    """By name: where the last one begins."""
     for entry in entries:
         seq = 0 if entry.is_p2p else entry.seq
-        count, pg_id, before = last.get(entry.group, (1, entry.pg_id, 0))
+        pg_id, before = last.get(entry.group, (entry.pg_id, 0))
         if pg_id != entry.pg_id or 0 < seq < before:
-            count, before = count + 1, 0
-        last[entry.group] = count, entry.pg_id, max(seq, before)
-        counts.append(count)
-    kept = [entry for entry, count in zip(entries, counts, strict=True) if count == last[entry.group][0]]
-    again = {
-        name: f"{name}#{count}" if is_whole and count > 1 else name
-        for name, (count, pg_id, _) in last.items()
-        if count > 1 or (name == "0" and pg_id)
-    }
-    for entry in kept:
-        entry.group = again.get(entry.group, entry.group)
-    return kept, again
+            begun[entry.group], before = entry.number, 0
+        last[entry.group] = entry.pg_id, max(seq, before)
+    formed_again = {name for name, (pg_id, _) in last.items() if name in begun or (name == "0" and pg_id)}
+    return [entry for entry in entries if entry.number >= begun.get(entry.group, 0)], formed_again
 
 
-def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict[str, int]:
+def _started(entries: Sequence[_Entry]) -> dict[str, int]:
     """Return the last collective that the GPU has started, by group; nothing where the recorder does not time calls."""
-    found = {name: told.last_started_collective for name, told in statuses.items() if told.last_started_collective >= 0}
-    if not found and not any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries):
-        return {}
+    found: dict[str, int] = {}
+    if not any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries):
+        return found
     for entry in entries:
         if not entry.is_p2p and not entry.is_gloos:
             has_started = entry.state in ("started", "completed") or bool(entry.time_discovered_started_ns)
@@ -304,7 +277,6 @@ def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict
 
 @lru_cache(maxsize=4096)
 def _ranks(text: str) -> tuple[int, ...]:
-    """Parse `[0, 1, 2]`."""
     return tuple(dict.fromkeys(map(int, re.findall(r"\d{1,7}", text))))
 
 

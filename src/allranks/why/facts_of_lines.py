@@ -1,6 +1,6 @@
 """From lines to facts: each line that matches a sign of the book states the fact that the sign names. Pure.
 
-    lines = FactReader(logs, people)
+    lines = FactReader(logs)
     facts = [*lines.read(), *...]
 
 The readings (readings/) use the same reader for what several lines together state: it knows who wrote a line, when, and
@@ -14,7 +14,6 @@ import signal
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -28,7 +27,7 @@ from allranks.why.attempts import Attempts
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.other_jobs import find_own_words, find_unowned
-from allranks.why.people import People, named, own_rank, peer_of
+from allranks.why.people import People, differ, named, own_rank, peer_of
 from allranks.why.summaries import SummaryEntry, read_summaries
 from allranks.why.times import Times
 from allranks.why.writers import find_uncaught
@@ -66,8 +65,10 @@ def place_of(line: Line) -> Place:
 class FactReader:
     """Makes facts from lines."""
 
-    def __init__(self, logs: Logs, people: People) -> None:
-        self.logs, self.people = logs, people
+    def __init__(self, logs: Logs) -> None:
+        self.logs = logs
+        summaries = read_summaries(logs)
+        self.people = People(logs, [entry.event.who for entry in summaries])
         self.times = Times(logs)
         self._exceptions = {event.line.at for event in logs.of("exception")}
         self._unowned = find_unowned(logs)
@@ -77,32 +78,21 @@ class FactReader:
         """Files in which the store's clients are torchrun's agents, one a node."""
         self.attempts = Attempts(logs, self.times)
         self.attempt_of = self.attempts.attempt_of
-
-    @cached_property
-    def _headers(self) -> dict[tuple[str, int], Line]:
-        """Return the first lines of torch's reports of errors of NCCL, by their places."""
-        lines = (event.line for event in self.logs.events if event.sign)
-        return {line.at: line for line in lines if _BEGINS.search(line.text)}
-
-    @cached_property
-    def _uncaught(self) -> set[tuple[object, str]]:
-        """Return the writers and texts of exceptions that may have ended a process."""
-        return find_uncaught(self.logs)
-
-    @cached_property
-    def _entries(self) -> dict[str, list[SummaryEntry]]:
-        """Return the workers of torchrun's summaries, by file."""
-        found: defaultdict[str, list[SummaryEntry]] = defaultdict(list)
-        for entry in read_summaries(self.logs):
-            found[entry.when.source.shown].append(entry)
-        return found
+        self._uncaught = find_uncaught(logs)
+        self._entries: defaultdict[str, list[SummaryEntry]] = defaultdict(list)
+        """The workers of torchrun's summaries, by file."""
+        for entry in summaries:
+            self._entries[entry.when.source.shown].append(entry)
+        lines = (event.line for event in logs.events if event.sign)
+        self._headers = {line.at: line for line in lines if _BEGINS.search(line.text)}
+        """The first lines of torch's reports of errors of NCCL, by their places."""
 
     def entry_of(self, line: Line) -> SummaryEntry | None:
         """Return the worker of torchrun's summary whose exception this line is; None: its process wrote it."""
         if not (line.text[:1].isspace() and (line.at in self._exceptions or _INDENTED.match(line.text))):
             return None
         entries = self._entries.get(line.source.shown, ())
-        index = bisect_left(entries, line.number, key=_first_line) - 1
+        index = bisect_left(entries, line.number, key=lambda entry: entry.when.number) - 1
         is_its = index >= 0 and line.number - entries[index].when.number <= ENTRY_LINES
         return entries[index] if is_its else None
 
@@ -286,18 +276,8 @@ class FactReader:
             speaker = Who(node=node) if is_there and node else NOBODY
             if not names and is_there and (dead := self.people.announced(line, is_caller=False)):
                 return [self.people.know(dead)]
-        return [self.people.know(_completed(who, speaker)) for who in names] or [speaker]
-
-
-def _first_line(entry: SummaryEntry) -> int:
-    return entry.when.number
-
-
-def _completed(who: Who, speaker: Who) -> Who:
-    """Return what a line names, with its writer's node and, if no other process is named, its writer."""
-    if who.rank is not None and speaker.rank is not None and who.rank != speaker.rank:
-        return who
-    return who | speaker
+        whos = (who if differ(who, speaker) else who | speaker for who in names)
+        return [*map(self.people.know, whos)] or [speaker]
 
 
 class _Values(dict[str, object]):

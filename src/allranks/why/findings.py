@@ -32,11 +32,7 @@ MAX_TEXT = 300
 
 
 def to_finding(conclusion: Conclusion, reader: Reader = ANYBODY) -> Finding:
-    """Return the finding for a conclusion.
-
-    Args:
-        reader: for whom its fix is.
-    """
+    """Return the finding for a conclusion, with its fix for this reader."""
     cause, culprit = conclusion.cause, conclusion.culprit
     is_certain = conclusion.confidence is Confidence.CERTAIN
     # A job that hangs without a message might have continued.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 from signal import SIGABRT, SIGTERM
-from typing import TypeVar
+from typing import Any
 
 from allranks.causes.cause import Family, Trait
 from allranks.facts.fact import Fact, FactKind, Said, Same, Who
@@ -31,7 +31,6 @@ _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\
 _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
 _NUMBERS = re.compile(r"[0-9]+")
-T = TypeVar("T")
 MAX_BESIDE = 8
 MAX_THINGS = 6
 """Maximum number of named addresses, ports, processes."""
@@ -237,7 +236,7 @@ def _gpus(texts: Iterable[str]) -> list[str]:
     return [word if word.startswith("GPU-") else f"GPU {word}" for word in _find(texts, *_GPUS)]
 
 
-def _only(things: Collection[T]) -> tuple[T, ...]:
+def _only(things: Collection[Any]) -> tuple[Any, ...]:
     return tuple(things) if len(things) == 1 else ()
 
 

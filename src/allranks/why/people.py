@@ -1,6 +1,6 @@
 """Who is who in the logs: ranks, processes, nodes and addresses that mean the same, and the number of ranks. Pure.
 
-    people = meet(logs)
+    people = People(logs)
     people.know(Who(pid=3981, node="gpu-b10"))     Who(rank=5, node="gpu-b10", local_rank=5, pid=3981)
 
 Several lines name one process in different ways: the launcher by pid and local rank, its summary by rank and pid, srun
@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 
 from msgspec.structs import replace
@@ -35,52 +34,60 @@ _PID_IN_PATH = re.compile(r"worker-[0-9a-f]{40,60}(?:-[0-9a-f]{8}-|_)(\d{1,7})\.
 _PATH_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
-@dataclass
 class People:
     """The job's ranks, processes and nodes, from the logs."""
 
-    world: int | None = None
-    """World size, if a line says it."""
-    are_tasks_agents: bool = False
-    """Whether srun started agents of several ranks each: the number of a task is no rank then."""
-    files: int = 0
-    """One more than the highest rank with a file of its own."""
-    node_of_address: dict[str, str] = field(default_factory=dict)
-    aliases: dict[str | None, str] = field(default_factory=dict)
-    """A node's name in paths -> its name in the lines of those files."""
-    nodes: tuple[str, ...] = ()
-    """All nodes that wrote something."""
-    endpoint: str | None = None
-    """The rendezvous address, as written: `node01:29500`."""
-    scopes: dict[str, list[tuple[Line, Who]]] = field(default_factory=dict)
-    """By source: from that line on, another process's error follows, announced by mp.spawn or Ray."""
-    node_of_file: dict[str, str] = field(default_factory=dict)
-    """Of files that are named after a node which lines name."""
-    rank_of_file: dict[str, int] = field(default_factory=dict)
-    """Of files whose names have only a number."""
-    pid_of_file: dict[str, int] = field(default_factory=dict)
-    """Of files that are named after their process."""
-    found: dict[tuple[object, ...], Who] = field(default_factory=dict)
-    """What is known of a process, by each of its handles."""
-    _known: dict[Who, Who] = field(default_factory=dict, repr=False)
-    """What is known of those that were asked for, when all people are known."""
-
-    @property
-    def size(self) -> int | None:
+    def __init__(self, logs: Logs, ends: Iterable[Who] = ()) -> None:
+        """Collect them; `ends` are processes as launchers name them when they end."""
+        worlds = [world for event in logs.of("comm", "world") if (world := event.number("world"))]
+        largest = max(worlds, default=0)  # groups within the job are smaller, and number their ranks from 0
+        self.world = largest if 0 < largest <= MAX_RANKS else None
+        """World size, if a line says it."""
+        ranks = [tail.source.rank for tail in logs.tails if tail.source.rank is not None]
+        self.size = self.world if self.world is not None else max(ranks) + 1 if ranks else None
         """Number of ranks; if no line says it, as many as have a file of their own, which may not be all."""
-        return self.world if self.world is not None else self.files or None
+        nodes, self._aliases = _find_nodes(logs)
+        """A node's name in paths -> its name in the lines of those files."""
+        self.nodes = tuple(dict.fromkeys(self._aliases.get(node, node) for node in nodes))
+        """All nodes that wrote something."""
+        self.endpoint = next((event.values["endpoint"].rstrip(".,:") for event in logs.of("endpoint")), None)
+        """The rendezvous address, as written: `node01:29500`."""
+        bound = (event for event in logs.of("bootstrap") if event.line.node)
+        self._node_of_address: dict[str | None, str | None]
+        self._node_of_address = {event.values["address"]: event.line.node for event in bound}
+        self.are_tasks_agents = any(event.line.is_of_task for event in logs.of("failure-host", *_NAMES_PROCESSES))
+        """Whether srun started agents of several ranks each: the number of a task is no rank then."""
+        names = [tail.source.shown for tail in logs.tails]
+        nodeless = [tail.source.shown for tail in logs.tails if tail.source.node is None]
+        self._node_of_file = {name: word for name in nodeless for word in _PATH_WORD.findall(name) if word in nodes}
+        """Of files that are named after a node which lines name."""
+        self._pid_of_file = {name: int(match[1]) for name in names if (match := _PID_IN_PATH.search(name))}
+        self.rank_of_file = {} if self.are_tasks_agents else _find_file_ranks(logs)
+        """Of files whose names have only a number."""
+        self._scopes: defaultdict[str, list[tuple[Line, Who]]] = defaultdict(list)
+        """By source: from that line on, another process's error follows, announced by mp.spawn or Ray."""
+        for event in logs.of("scope"):
+            rank, *more = parse_ranks(event.values.get("ranks", "")) or (None,)
+            scope = Who(rank=None if more else rank, address=event.values.get("address")) | event.who
+            self._scopes[event.line.source.shown].append((event.line, scope))
+        named = (*_by_prefix(logs, self), *ends, *_by_message(logs, largest))
+        told = [replace(who, node=self._aliases.get(who.node, who.node)) for who in named]
+        self._found = _index(told, is_one_node=len(self.nodes) <= 1 and _is_of_one_agent(logs))
+        """What is known of a process, by each of its handles."""
+        self._known: dict[Who, Who] = {}
+        """What is known of those that were asked for."""
 
     def know(self, who: Who) -> Who:
         """Return a process with all that is known of it."""
         if (full := self._known.get(who)) is not None:
             return full
         asked = who
-        if who.node in self.aliases:
-            who = replace(who, node=self.aliases[who.node])
-        known = next((self.found[handle] for handle in _handles(who) if handle in self.found), None)
-        node = who.node or (self.node_of_address.get(who.address) if who.address else None)
+        if who.node in self._aliases:
+            who = replace(who, node=self._aliases[who.node])
+        known = next((self._found[handle] for handle in _handles(who) if handle in self._found), None)
+        node = who.node or self._node_of_address.get(who.address)
         full = replace(who, node=node)
-        if known is not None and not _differ(full, known):
+        if known is not None and not differ(full, known):
             full |= known
         self._known[asked] = full
         return full
@@ -88,21 +95,22 @@ class People:
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
         node, pod = (None, line.node) if line.is_of_pod else (self.node_of(line), None)
-        pid = self.pid_of_file.get(line.source.shown) if line.pid is None else line.pid
-        return self.know(Who(self._rank_of(line), node, line.local_rank, pid, pod=pod))
+        pid = self._pid_of_file.get(line.source.shown) if line.pid is None else line.pid
+        return self.know(Who(self.rank_of(line), node, line.local_rank, pid, pod=pod))
 
-    def _rank_of(self, line: Line) -> int | None:
+    def rank_of(self, line: Line) -> int | None:
+        """Return the rank that wrote a line, as far as it or its file tells."""
         if line.is_of_task and self.are_tasks_agents:
             return None
         return self.rank_of_file.get(line.source.shown) if line.rank is None else line.rank
 
     def node_of(self, line: Line) -> str | None:
         """Return the node on which a line was written; if nothing else tells, a file may have a node's name."""
-        return line.node or self.node_of_file.get(line.source.shown)
+        return line.node or self._node_of_file.get(line.source.shown)
 
     def may_be_node(self, ranks: Sequence[int]) -> bool:
         """Whether these may be all ranks of a node without a word: as many as each of the others has."""
-        node_of = {number: who.node for (word, number, *_), who in self.found.items() if word == "rank" and who.node}
+        node_of = {number: who.node for (word, number, *_), who in self._found.items() if word == "rank" and who.node}
         num_nodes = len(set(node_of.values())) + 1
         return len(ranks) > 1 and node_of.keys().isdisjoint(ranks) and self.world == len(ranks) * num_nodes
 
@@ -117,54 +125,17 @@ class People:
         below = 0 if is_caller else 2 * SCOPE_LINES
         parts = [
             (above.number, part)
-            for above, part in self.scopes.get(line.source.shown, ())
+            for above, part in self._scopes.get(line.source.shown, ())
             if above.number <= line.number + below * (part.rank is None)
             if is_caller or part.local_rank is None
         ]
         near = [(number, part) for number, part in reversed(parts) if number >= parts[-1][0] - SCOPE_LINES]
         who = NOBODY
         for number, part in near:
-            if _differ(who, part):
+            if differ(who, part):
                 return NOBODY if number == line.number else who  # the lines of one JSON object have no order
             who |= part
         return who
-
-
-def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
-    """Collect ranks, nodes and addresses; `ends` are processes as launchers name them when they end."""
-    worlds = [world for event in logs.of("comm", "world") if (world := event.number("world"))]
-    largest = max(worlds, default=0)  # groups within the job are smaller, and number their ranks from 0
-    nodes, aliases = _find_nodes(logs)
-    people = People(
-        world=largest if 0 < largest <= MAX_RANKS else None,
-        are_tasks_agents=any(event.line.is_of_task for event in logs.of("failure-host", *_NAMES_PROCESSES)),
-        files=max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0),
-        node_of_address={event.values["address"]: node for event in logs.of("bootstrap") if (node := event.line.node)},
-        aliases=aliases,
-        nodes=tuple(dict.fromkeys(aliases.get(node, node) for node in nodes)),
-        endpoint=next((event.values["endpoint"].rstrip(".,:") for event in logs.of("endpoint")), None),
-        node_of_file={
-            tail.source.shown: word
-            for tail in logs.tails
-            if tail.source.node is None
-            for word in _PATH_WORD.findall(tail.source.shown)
-            if word in nodes
-        },
-        pid_of_file={
-            tail.source.shown: int(match[1]) for tail in logs.tails if (match := _PID_IN_PATH.search(tail.source.shown))
-        },
-    )
-    for event in logs.of("scope"):
-        ranks = parse_ranks(event.values.get("ranks", ""))
-        rank = ranks[0] if len(ranks) == 1 else None
-        scope = Who(rank=rank, address=event.values.get("address")) | event.who
-        people.scopes.setdefault(event.line.source.shown, []).append((event.line, scope))
-    if not people.are_tasks_agents:
-        people.rank_of_file = _find_file_ranks(logs)
-    named = (*_by_prefix(logs, people), *ends, *_by_message(logs, largest))
-    told = [replace(who, node=aliases.get(who.node, who.node)) for who in named]
-    people.found = _index(told, is_one_node=len(people.nodes) <= 1 and _is_of_one_agent(logs))
-    return people
 
 
 def _is_of_one_agent(logs: Logs) -> bool:
@@ -197,13 +168,12 @@ def _find_nodes(logs: Logs) -> tuple[dict[str, None], dict[str | None, str]]:
 
 
 def _by_prefix(logs: Logs, people: People) -> Iterator[Who]:
-    """Return where each rank runs, by the first line that has both in its prefix."""
-    lines: dict[int, Line] = {}
+    """Return where each rank runs, by the first line that tells both of its writer."""
+    found: dict[int, Who] = {}
     for line in (event.line for event in logs.events):
-        if line.rank is not None and line.node and not line.is_of_pod:
-            lines.setdefault(line.rank, line)
-    own = (line for line in lines.values() if not (line.is_of_task and people.are_tasks_agents))
-    return (Who(rank=line.rank, node=line.node) for line in own)
+        if line.node and not line.is_of_pod and (rank := people.rank_of(line)) is not None:
+            found.setdefault(rank, Who(rank=rank, node=line.node))
+    yield from found.values()
 
 
 def _by_message(logs: Logs, world: int) -> Iterator[Who]:
@@ -256,7 +226,7 @@ def _index(named: Sequence[Who], *, is_one_node: bool) -> dict[tuple[object, ...
     found: dict[tuple[object, ...], Who] = {}
     for who, handles in [*sure, *sure]:  # twice: what a later line tells of a process is known of an earlier one
         for handle in handles:
-            if (known := found.get(handle)) is not None and not _differ(who, known):
+            if (known := found.get(handle)) is not None and not differ(who, known):
                 who |= known
         found |= dict.fromkeys(handles, who)
     return found
@@ -272,17 +242,10 @@ def _handles(who: Who) -> Iterator[tuple[object, ...]]:
         yield from dict.fromkeys((("local rank", who.node, who.local_rank), ("local rank", None, who.local_rank)))
 
 
-def _differ(first: Who, second: Who) -> bool:
-    """Whether two descriptions contradict each other; a process that was started again has another pid."""
-    return (
-        _are_two(first.rank, second.rank)
-        or _are_two(first.node, second.node)
-        or _are_two(first.local_rank, second.local_rank)
-    )
-
-
-def _are_two(mine: object, its: object) -> bool:
-    return mine is not None and its is not None and mine != its
+def differ(first: Who | Line, second: Who | Line) -> bool:
+    """Whether two descriptions, or writers, contradict each other; a process that was started again has another pid."""
+    pairs = ((first.rank, second.rank), (first.node, second.node), (first.local_rank, second.local_rank))
+    return any(None not in pair and pair[0] != pair[1] for pair in pairs)
 
 
 # --- What a line names ----------------------------------------------------------------------------------------------

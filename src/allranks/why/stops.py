@@ -46,10 +46,8 @@ def read_stops(
 
     Args:
         dumps: at most one per rank.
-        world: number of ranks, if known.
         places: by rank, the line that told of it; None: the dumps are files.
         when: before when it happened.
-        attempt: start of the job.
     """
     by_rank = {dump.rank: dump for dump in dumps}
     for stop in find_stops(dumps, world):

@@ -38,12 +38,7 @@ _NUMBERS = re.compile(r"(?:0x)?[0-9][0-9a-fA-F]*")
 
 
 def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[TimelineRow]:
-    """Return the events, in order.
-
-    Args:
-        logs: all that was read.
-        conclusion: whose culprit and evidence are marked.
-    """
+    """Return the events in order; what the conclusion's culprit did, and its evidence, are marked."""
     clock, ordered = _in_order(_choose(logs, conclusion), Times(logs))
     rows: defaultdict[tuple[object, ...], list[tuple[float | None, LogEvent]]] = defaultdict(list)
     for time_s, event in ordered:
@@ -154,12 +149,9 @@ def _text(event: LogEvent) -> str:
 
 
 def render_timeline(rows: Sequence[TimelineRow], *, mark: str = ">", dots: str = "...") -> str:
-    """Return the timeline as text: at most MAX_ROWS lines and a line about the rest; without a final newline.
+    """Return the timeline as text: at most MAX_ROWS lines, and one between `dots` about the rest.
 
-    Args:
-        rows: result of make_timeline.
-        mark: prefix of the culprit's rows.
-        dots: text for rows that are left out.
+    The culprit's rows begin with `mark`; the last one has no newline.
     """
     left_out = len(rows) - MAX_ROWS
     shown = [*rows[: MAX_ROWS // 2], *rows[-MAX_ROWS // 2 :]] if left_out > 0 else rows

@@ -143,7 +143,7 @@ def estimate_offsets(logs: Logs) -> dict[str, Offset]:
 def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
     """Return events that happened everywhere at once: their time by the clock of each node, from its first line."""
     moments: defaultdict[_Moment, dict[str, float]] = defaultdict(dict)
-    for event in logs.of("comm", Trait.ONLY_WAITS, Trait.SUCCESS):
+    for event in logs.of("comm", Trait.ONLY_WAITS):
         line, name = event.line, _name(event)
         if line.time is not None and name is not None:
             # Times with and without a year or a date are not compared.
@@ -156,19 +156,14 @@ def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
 def _name(event: LogEvent) -> _Moment | None:
     if Trait.ONLY_WAITS in event.traits and (seq := event.number("seq")) is not None:
         return "timeout", event.values.get("group", "0"), seq, event.values.get("op")
-    if event.kind == "comm" and (match := _COMM.search(event.line.text)):
-        return "comm", match[1], match[2]
-    is_end = Trait.SUCCESS in event.traits and "successfully finished" in event.line.text
-    return ("finished",) if is_end else None
+    match = _COMM.search(event.line.text) if event.kind == "comm" else None
+    return ("comm", match[1], match[2]) if match else None
 
 
 def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, Offset]:
     """Return the offset of each clock that shares an event with another one.
 
     Clocks that share no event, not even through others, are not comparable: each group of clocks has its own zero.
-
-    Args:
-        moments: name -> clock -> time.
     """
     of_clock: defaultdict[str, list[_Moment]] = defaultdict(list)
     for name, seen in moments.items():

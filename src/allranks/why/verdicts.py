@@ -9,8 +9,8 @@ from signal import Signals
 
 import msgspec
 
-from allranks.causes.book import find_cause, known_cause, traits_of
-from allranks.causes.cause import Family, Trait
+from allranks.causes.book import find_cause, traits_of
+from allranks.causes.cause import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.fix import ANYBODY, Reader
@@ -96,11 +96,8 @@ def join_verdict(
     """Return the findings of a verdict, with secrets masked, and after them the findings from the logs.
 
     Args:
-        verdict: of the run directory, or printed in a log.
-        own: the findings from the logs.
-        is_printed: it was printed in a log, and its findings quote that log.
+        is_printed: it was printed in a log, and its findings quote that log; else it is of the run directory.
         restarts: how often the ranks were started again, in words.
-        reader: for whom the fixes are.
     """
     if verdict is None:
         return list(own)
@@ -132,8 +129,12 @@ def join_verdict(
 
 
 def _sure_failures(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the failures that are no guesses, nor connections that may have broken because a rank had ended."""
     failures = [finding for finding in findings if finding.severity is Severity.FAIL]
-    return [failure for failure in failures if failure.confidence is not Confidence.UNDECIDED]
+    guesses = [failure for failure in failures if failure.confidence is Confidence.UNDECIDED]
+    broken = [failure for failure in failures if Trait.BREAKS_WITH_ITS_PEER in traits_of(failure.cause_id)]
+    doubtful = [*guesses, *(failure for failure in broken if failure.confidence is not Confidence.CERTAIN)]
+    return [failure for failure in failures if failure not in doubtful]
 
 
 def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding]:
@@ -142,24 +143,6 @@ def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding
         return list(findings)
     sure = [failure for failure in _sure_failures(findings) if failure.cause != lost.cause]
     return [*sure, lost] if sure and lost.confidence is Confidence.UNDECIDED else [lost, *sure]
-
-
-def leave_out_consequences(findings: Sequence[Finding], *, is_judged: bool) -> list[Finding]:
-    """Return the findings without connections that broke because a rank had ended, if the first finding says which.
-
-    Args:
-        findings: the culprit's first.
-        is_judged: allranks watched the job, named the culprit, and ended the other ranks itself.
-    """
-    first = findings[0] if findings else None
-    known = (Confidence.CERTAIN, Confidence.LIKELY) if is_judged else (Confidence.CERTAIN,)
-    if first is None or first.severity is not Severity.FAIL or first.confidence not in known:
-        return list(findings)
-    cause = known_cause(first.cause_id)
-    if cause is not None and cause.family is Family.NETWORK:  # they may have one reason
-        return list(findings)
-    broken = [finding for finding in findings if Trait.BREAKS_WITH_ITS_PEER in traits_of(finding.cause_id)]
-    return [finding for finding in findings if finding.confidence is Confidence.CERTAIN or finding not in broken]
 
 
 def _interrupted(verdict: Verdict, own: Sequence[Finding], reader: Reader) -> list[Finding]:
@@ -192,11 +175,9 @@ def judge_lost(
     """Return the finding about a run whose agent is gone without a verdict.
 
     Args:
-        run: the run.
         how: how its agent ended and when, in a clause.
         confidence: that it is gone.
         words: what its ranks printed last.
-        reader: for whom the fix is.
     """
     evidence = tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words)
     if run.interrupted_by is not None:

@@ -57,11 +57,8 @@ def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
 def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
     """Return the facts; exceptions of writers without a rank have one, if it is known, else equal ones are one.
 
-    A process writes one at most that nobody caught, as its last word: who wrote an error below lived on.
-
-    Args:
-        facts: all but the ends.
-        ends: of processes, each one once.
+    A process writes one at most that nobody caught, as its last word: who wrote an error below lived on. `facts` are
+    all but the ends of processes; of these, each stands once in `ends`.
     """
     ended: defaultdict[tuple[int, str], dict[int, Fact]] = defaultdict(dict)
     for end in sorted(ends, key=lambda end: not end.is_first_observed):

@@ -104,8 +104,7 @@ def _prefixes() -> tuple[re.Pattern[str], dict[str, Format]]:
 def read_prefixes(text: str, writer: LineWriter, *, is_one: bool = False) -> int:
     """Read the prefixes of a line without colors into `writer`; return where its own text begins.
 
-    Args:
-        is_one: the source belongs to a single process, so `3: ` is not a prefix.
+    A source that `is_one` process's has no prefix `3: `.
     """
     table, prefixes = _prefixes()
     at = end = 0

@@ -101,11 +101,7 @@ too. Without a message, the line itself is told. Order matters: the surest first
 def conclude_silence(
     logs: Logs, people: People, found: Sequence[Conclusion], *, is_ended: bool
 ) -> Iterator[Conclusion]:
-    """Return healthy or silent-hang, if no line reports a failure.
-
-    Args:
-        is_ended: somebody ended the last start of the job.
-    """
+    """Return healthy or silent-hang, if no line reports a failure; `is_ended`: somebody ended the job's last start."""
     lines = [line for tail in logs.tails for line in tail.lines]
     finished = [event.line for event in logs.of("healthy")]
     if not lines or (is_ended and not finished) or any(conclusion.is_failure for conclusion in found):

@@ -20,6 +20,7 @@ from allranks.model.raised import is_wrapper
 from allranks.why.facts_of_lines import MAX_RAISED, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.people import differ
 from allranks.why.readings.progress import NO_FAILURES, find_last_steps
 
 _LIBRARY = re.compile(
@@ -215,13 +216,7 @@ def _is_explained(line: Line, stated: _Stated) -> bool:
         for event in stated.get((line.source.shown, number), ()):
             if number == line.number and Trait.ERROR_OF_SCRIPT in event.traits:
                 continue
-            is_others = event.is_loss or Trait.REPORTED_BY_WATCHERS in event.traits or _is_anothers(event.line, line)
+            is_others = event.is_loss or Trait.REPORTED_BY_WATCHERS in event.traits or differ(event.line, line)
             if number == line.number or not is_others:
                 return True
     return False
-
-
-def _is_anothers(other: Line, line: Line) -> bool:
-    """Whether two lines name different writers; a line that names none may be of either."""
-    own = ((line.node, other.node), (line.rank, other.rank), (line.local_rank, other.local_rank))
-    return any(mine is not None and its is not None and mine != its for mine, its in own)
