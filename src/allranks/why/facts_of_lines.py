@@ -247,6 +247,7 @@ class FactReader:
             "interface": event.values.get("interface"),
             "is_of_job": event.line.at in self._own_words,
             "is_fatal": kind in _FATAL and not goes_on and is_raised and self.may_end(event.line),
+            "is_caught": kind is FactKind.RAISED and is_raised and not self.may_end(event.line),
         }
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
