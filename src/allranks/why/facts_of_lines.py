@@ -51,7 +51,7 @@ MAX_RAISED = 1024
 """Number of equal errors in one file that may be of as many processes."""
 _SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
 _FATAL = frozenset((FactKind.RAISED, FactKind.STORE_GONE, FactKind.LINK_FAULT))
-_COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED))
+_COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED, FactKind.SCHEDULER_END))
 REPORT_S = 1.0
 """A report of who is missing may stand so long below the timeout of who waited, as NCCL's desync report does."""
 MAX_INFERRED = 64
