@@ -183,7 +183,7 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
     is_told_there = best.kind in _TOLD_THERE or best.place.source in files
     is_elsewhere = best.fact.said is Said.KERNEL or not is_told_there
     if best.is_doubted or is_unsure or (is_elsewhere and all(map(_is_apart, like))):
-        most = most.at_most(Confidence.LIKELY)
+        most = most.at_most(Confidence.UNDECIDED if best.is_doubted and best.fact.is_caught else Confidence.LIKELY)
     return Root(tuple(item.fact for item in like), part, best.fact.confidence.at_most(most), blamed)
 
 

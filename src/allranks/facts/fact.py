@@ -150,6 +150,8 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Other causes that these lines may mean, by name."""
     is_fatal: bool = False
     """Its process certainly failed by it, however unsure its cause is: an exception that nobody caught."""
+    is_caught: bool = False
+    """Its program caught it, as the frames of an exception tell: it went on, unless it ended soon."""
     is_generic: bool = False
     """It only says that something failed here, as any exception does; a line that says what failed is better."""
     is_first_observed: bool = False

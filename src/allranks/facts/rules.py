@@ -27,7 +27,7 @@ def not_later(reason: Item, effect: Item) -> bool:
 
     A launcher may see an end later than peers see its loss. What it wrote, a process wrote before it ended.
     """
-    is_seen_late = reason.kind is FactKind.ENDED and effect.sort >= Sort.LOSS
+    is_seen_late = reason.kind is FactKind.ENDED and effect.sort >= Sort.ABSENT
     is_own_word = reason.process == effect.process and reason.fact.said is Said.SELF and effect.kind is FactKind.ENDED
     late_s = CLOCKS_S if is_own_word else MONITOR_S if is_seen_late else 0.0
     return reason.when.after_s(effect.when) <= late_s

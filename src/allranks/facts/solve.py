@@ -129,7 +129,7 @@ class _Between:
         for item in breaks:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
                 is_first = not self._possibly(item, (own, sooner), (ends, sooner), (suffered, rules.suffered_before))
-                item.is_doubted = is_first and own.find(item, rules.not_after) is not None
+                item.is_doubted |= is_first and own.find(item, rules.not_after) is not None
                 for reason in item.causes:
                     reason.is_doubted |= 0.0 < item.when.after_s(reason.when) <= rules.MONITOR_S  # clocks differ
             elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):

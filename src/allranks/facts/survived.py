@@ -20,6 +20,10 @@ GOES_ON_S = 10.0
 """The others' last step may be reported this much later than the failure that kept them from the next one."""
 LINGERS_S = 60.0
 """A process that raised an exception ends within this time, unless it hangs."""
+BEGUN_S = 300.0
+"""A job that was told to end makes no steps so long after that."""
+FEW_LINES = 10
+"""A program that is told to end makes a last step, and saves."""
 _HARD_ENDS = frozenset((FactKind.ENDED, FactKind.SCHEDULER_END, FactKind.NODE_LOST))
 """No process survives them."""
 _JOB, _ANYBODY = "job", "anybody"
@@ -30,7 +34,7 @@ class _Later:
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._last_s: dict[Hashable, float] = {}
-        self._last_lines: dict[Hashable, int] = {}
+        self._last_lines: dict[tuple[Hashable, str], int] = {}
         self._first_s: dict[str, float] = {}
         """By clock, the first time that the job itself told."""
         for item in items:
@@ -50,9 +54,19 @@ class _Later:
         """Whether it certainly lived so much later than the item."""
         return _is_later(self._last_s.get((whose, item.when.clock)), item, gap_s)
 
-    def is_by_line(self, whose: Hashable, item: Item) -> bool:
+    def is_long_after_line_above(self, whose: Hashable, item: Item) -> bool:
+        """Whether it lived much later than the line above the item's, with which a logger writes an exception."""
+        last_s, above_s = self._last_s.get((whose, item.when.clock)), item.when.earliest_s
+        return last_s is not None and above_s is not None and last_s - above_s > GOES_ON_S
+
+    def is_by_line(self, whose: Hashable, item: Item, gap: int = 0) -> bool:
         """Whether it lived in a later line of the item's file."""
-        return 0 < item.place.line < self._last_lines.get((whose, item.place.source), 0)
+        return 0 < item.place.line < self._last_lines.get((whose, item.place.source), 0) - gap
+
+    def is_unordered(self, item: Item) -> bool:
+        """Whether only other files, without a clock of the item's, tell of progress."""
+        files = {source for living, source in self._last_lines if living is _ANYBODY}
+        return bool(files) and item.place.source not in files and (_ANYBODY, item.when.clock) not in self._last_s
 
     def is_all_days_later(self, item: Item) -> bool:
         """Whether all that the job told came a day later; a hang may be ended days after its reason."""
@@ -64,6 +78,8 @@ def _list_living(item: Item) -> Iterator[Hashable]:
     if item.kind is FactKind.RECOVERED:
         yield item.process, item.fact.interface
         yield ("kernel", Who(node=item.who.node)), item.fact.interface
+    elif item.kind is FactKind.RAISED and item.fact.is_fatal:
+        yield item.process, FactKind.RAISED
     elif item.sort is Sort.PROGRESS:
         yield _ANYBODY
         yield _JOB if item.kind is FactKind.FINISHED and not item.who else (item.process, None)
@@ -100,14 +116,21 @@ class _Attempt:
         is_buffered = is_last and (item.process in self._ends or not item.who)
         if any(later.is_by_time(whose, item) or (later.is_by_line(whose, item) and not is_buffered) for whose in own):
             return True
+        last = item.process, FactKind.RAISED
+        has_raised = item.fact.is_caught and (later.is_by_time(last, item) or later.is_by_line(last, item))
+        if has_raised and (item.who or later.is_by_line(_ANYBODY, item)):
+            return True
         if (item.fact.said is Said.KERNEL or is_outside(item)) and later.is_all_days_later(item):
             return True
-        if is_outside(item) or item.kind is FactKind.LINK_FAULT:  # clocks of nodes differ
+        if is_outside(item) or item.kind in {FactKind.LINK_FAULT, FactKind.SCHEDULER_END}:  # clocks of nodes differ
             return later.is_by_time(_ANYBODY, item, CLOCKS_S)
         if is_last or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             return False
-        if item.fact.is_generic:
+        if item.fact.is_generic and not item.fact.is_caught:
             return self._was_overcome(item)
+        is_logged = item.fact.is_caught and item.when.latest_s is None and not self._has_failed
+        if is_logged and later.is_long_after_line_above(_ANYBODY, item):
+            return True
         return later.is_by_time(_ANYBODY, item, GOES_ON_S) or self._was_overcome(item)
 
     def _was_overcome(self, item: Item) -> bool:
@@ -118,9 +141,14 @@ class _Attempt:
     def is_doubtful(self, item: Item) -> bool:
         """Whether it is an exception that may have been caught, so that its process went on."""
         end = self._ends.get(item.process)
+        if item.kind is FactKind.SCHEDULER_END:  # perhaps it was begun again
+            return self._later.is_by_line(_ANYBODY, item, FEW_LINES) or self._later.is_by_time(_ANYBODY, item, BEGUN_S)
         if item.kind is not FactKind.RAISED or (end is not None and end.fact.code is not None):
             return False
         is_below = self._later.is_by_line(_ANYBODY, item)
+        is_unordered = not self._has_failed and self._later.is_unordered(item)
+        if item.fact.is_caught and (is_unordered or end is not None):  # an exception does not end it by a signal
+            return True
         if item.fact.is_fatal:
             return is_below and not self._has_code
         if item.fact.is_generic:

@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
+from math import inf
 from typing import NamedTuple
 
 import msgspec
@@ -33,6 +34,10 @@ _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
 )  # fmt: skip
+BEGUN_S = 300.0
+"""A run that has ended makes no steps so long after that."""
+BUFFER_BYTES = 8192
+"""What Python collects before it writes to a file."""
 _SIGNALED = re.compile("SignalException: Process [0-9]{1,9} got signal")
 """How torchrun's agent ends if it is told to."""
 _NO_WORDS = re.compile(r"[^A-Za-z]+")
@@ -88,7 +93,7 @@ class _End(msgspec.Struct):
     def is_one_with(self, below: _End) -> bool:
         """Whether an end below is of the same run: of another node or task, or ended by somebody as the job was."""
         if self.is_by_scheduler:
-            return not (below.is_by_scheduler or below.has_code)
+            return not (below.is_by_scheduler or below.has_code) and self.tasks.isdisjoint(below.tasks)
         are_alike = bool(self.hosts and below.hosts) or bool(self.tasks and below.tasks)
         return are_alike and self.hosts.isdisjoint(below.hosts) and self.tasks.isdisjoint(below.tasks)
 
@@ -121,7 +126,7 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
             if (
                 (end.is_over and _is_begun(begun, steps, end, following))
                 or (following is not None and end.is_of_other_run(following))
-                or (end.is_over and _trains_anew(tail, steps, end, last))
+                or (end.is_over and _trains_anew(tail, steps, end, last, times))
             ):
                 index = bisect_right(known, end.line.number, key=_number)
                 if index < len(known) and not _goes_back(timed, end.line.number, times):
@@ -162,7 +167,7 @@ def _read_torchrun(logs: Logs) -> Iterator[_End]:
         yield _End(line, processes={f"agent {line.pid}": pid})
     for event in logs.of("exception"):
         if _SIGNALED.search(event.line.text):
-            yield _End(event.line)
+            yield _End(event.line, processes={event.line.text: ""}, has_code=False)
 
 
 def _read_tasks(logs: Logs) -> Iterator[_End]:
@@ -213,7 +218,7 @@ def _is_begun(begun: Sequence[int], steps: Sequence[Line], end: _End, following:
     return any(end.line.number < number < last for number in begun)
 
 
-def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int) -> bool:
+def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times: Times) -> bool:
     """Whether the training between an end and a line below begins anew.
 
     What goes on may be another rank's, or job's, and steps in other words an epilog's.
@@ -223,10 +228,15 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int) -> boo
     alike = [line for line in below if not above or _form(line) in above]
     if len(alike) < MIN_STEPS:
         return False
-    if end.is_by_scheduler and end.tasks:  # somebody ended them, and it may go on where they had saved
+    begun, ended = times.of(alike[0]), times.of(end.line)
+    if begun.clock == ended.clock and (begun.earliest_s or 0.0) - (ended.earliest_s or inf) > BEGUN_S:
+        return True
+    if end.is_by_scheduler and (end.tasks or end.processes):  # it may go on where it had saved
         return True
     is_more_than_a_buffer = tail.lines[0].number > end.line.number
-    if above and not ("" in end.processes and is_more_than_a_buffer):
+    size = sum(len(line.text) + 1 for line in tail.lines if line.number < end.line.number)
+    is_unbuffered = tail.lines[0].number == 1 and size < BUFFER_BYTES  # else all of it would stand below
+    if above and not ("" in end.processes and (is_more_than_a_buffer or is_unbuffered)):
         first, before = _count(alike[0]), above[_form(alike[0])]
         return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
     may_be_late = end.is_by_scheduler or end.tasks  # it was in a buffer, or they had some time to save

@@ -91,7 +91,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     ended = (fact for fact in facts if fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(fact.cause).traits)
-    is_ended = any(fact.attempt >= story.attempt for fact in ended)
+    warned = {fact for root in story.roots if root.part is RootPart.WARNING for fact in root.facts}
+    survived = {fact for fact in warned if fact.kind is FactKind.SCHEDULER_END}  # the job was begun again
+    is_ended = any(fact.attempt >= story.attempt and fact not in survived for fact in ended)
     silence = list(conclude_silence(logs, reader.people, found, is_ended=is_ended))
     for index, conclusion in enumerate(silence):
         above = reader.attempts.tell_above(conclusion.evidence)

@@ -50,7 +50,7 @@ MAX_RAISED = 1024
 """Number of equal errors in one file that may be of as many processes."""
 _SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
 _FATAL = frozenset((FactKind.RAISED, FactKind.STORE_GONE, FactKind.LINK_FAULT))
-_COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED))
+_COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED, FactKind.SCHEDULER_END))
 REPORT_S = 1.0
 """A report of who is missing may stand so long below the timeout of who waited, as NCCL's desync report does."""
 MAX_INFERRED = 64
@@ -236,6 +236,7 @@ class FactReader:
             "interface": event.values.get("interface"),
             "is_of_job": at in self._own_words,
             "is_fatal": kind in _FATAL and not goes_on and is_raised and self.may_end(event.line),
+            "is_caught": kind is FactKind.RAISED and is_raised and not self.may_end(event.line),
         }
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)

@@ -46,7 +46,18 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
         by_process[_key(fact)].append(fact)
     runs = (run for same in by_process.values() for run in _split_runs(same))
     united = [_unite_told(same) for same in runs]
+    exited = {(end.attempt, end.who.rank) for end in united if end.code is not None and end.who.rank is not None}
+    united = [_tell_stranger(end) if (end.attempt, end.who.rank) in exited else end for end in united]
     return _give_names([*give_writers(others, united), *united])
+
+
+def _tell_stranger(end: Fact) -> Fact:
+    """Return a kernel's kill of a rank that ended with an exit code as another process's, of the same number."""
+    if end.said is not Said.KERNEL or end.signal is None:
+        return end
+    return replace(
+        end, who=Who(node=end.who.node, pid=end.who.pid), confidence=end.confidence.at_most(Confidence.LIKELY)
+    )
 
 
 def _split_runs(ends: Sequence[Fact]) -> list[list[Fact]]:

@@ -200,6 +200,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             told=(f"{where}: " if where else "") + text[:300],
             is_generic=not known.is_known or not reader.may_end(line),
             is_fatal=reader.may_end(line) and not may_go_on,
+            is_caught=not reader.may_end(line),
             things=(where,) if where else (),
         )
 
