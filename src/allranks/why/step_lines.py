@@ -16,8 +16,8 @@ EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}\d")
 """Of a training that tells its epochs alone; another loop may have some, too, so that one is no step."""
 MIN_STEPS = 3
 """Number of lines that show a training: a batch script may say `Step 1: data` itself."""
-_CHECKS = re.compile(r"(?i)(?<![a-z])(?:eval|valid|val(?![a-z])|test)")
-"""Of a step that is none of the training."""
+_CHECKS = re.compile(r"(?i)(?<![a-z])(?:eval|valid|val(?![a-z])|test)|^wandb: ")
+"""Of a step that is none of the training; wandb tells the last one again when the process ends."""
 _TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
 """One of these is in each of them: to look for words takes a fifth of the time."""
 
