@@ -9,7 +9,7 @@ from allranks.why.attempts import ANEW, RESTART
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
-from allranks.why.step_lines import is_of_training
+from allranks.why.step_lines import NUMBER, form_of, is_of_training
 
 NO_FAILURES = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
 """What lines state that tell of none."""
@@ -20,18 +20,30 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
     errors = {event.line.at for event in reader.logs.events if event.states not in NO_FAILURES}
     for tail in reader.logs.tails:
         last: dict[object, Line] = {}
-        for line in reversed(tail.lines):
+        for line in tail.lines:
             who = (line.rank, line.local_rank, line.node)
-            if who not in last and is_of_training(line.text) and line.at not in errors:
+            if is_of_training(line.text) and line.at not in errors and not _is_told_again(line.text, last.get(who)):
                 last[who] = line
         for line in last.values():
             yield reader.state(FactKind.STEP, line)
 
 
+def _is_told_again(text: str, step: Line | None) -> bool:
+    """Whether other words tell the number of the last step: that its checkpoint was saved, or a heartbeat."""
+    number = NUMBER.search(text)
+    before = NUMBER.search(step.text) if step is not None and number else None
+    if step is None or number is None or before is None or number[1] != before[1]:
+        return False
+    return form_of(text) != form_of(step.text)
+
+
 def find_last_steps(logs: Logs) -> dict[str, int]:
     """Return the number of the last line with a step of the training, by file: what stands above it was overcome."""
-    lines = (line for tail in logs.tails for line in tail.lines)
-    return {line.source.shown: line.number for line in lines if is_of_training(line.text)}
+    last: dict[str, Line] = {}
+    for line in (line for tail in logs.tails for line in tail.lines):
+        if is_of_training(line.text) and not _is_told_again(line.text, last.get(line.source.shown)):
+            last[line.source.shown] = line
+    return {shown: line.number for shown, line in last.items()}
 
 
 def read_restarts(reader: FactReader) -> Iterator[Fact]:
