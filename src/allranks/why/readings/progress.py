@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from allranks.facts.fact import Fact, FactKind
 from allranks.why.attempts import ANEW, RESTART
@@ -19,31 +20,33 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
     """Return the last step of each rank in each file."""
     errors = {event.line.at for event in reader.logs.events if event.states not in NO_FAILURES}
     for tail in reader.logs.tails:
-        last: dict[object, Line] = {}
+        own: defaultdict[object, list[Line]] = defaultdict(list)
         for line in tail.lines:
-            who = (line.rank, line.local_rank, line.node)
-            if is_of_training(line.text) and line.at not in errors and not _is_told_again(line.text, last.get(who)):
-                last[who] = line
-        for line in last.values():
-            yield reader.state(FactKind.STEP, line)
+            own[line.rank, line.local_rank, line.node].append(line)
+        for lines in own.values():
+            if step := _find_last_step(line for line in reversed(lines) if line.at not in errors):
+                yield reader.state(FactKind.STEP, step)
 
 
-def _is_told_again(text: str, step: Line | None) -> bool:
-    """Whether other words tell the number of the last step: that its checkpoint was saved, or a heartbeat."""
-    number = NUMBER.search(text)
-    before = NUMBER.search(step.text) if step is not None and number else None
-    if step is None or number is None or before is None or number[1] != before[1]:
-        return False
-    return form_of(text) != form_of(step.text)
+def _find_last_step(backward: Iterable[Line]) -> Line | None:
+    """Return the last step; other words that tell its number again below are none: its checkpoint, a heartbeat."""
+    same: list[Line] = []
+    told = None
+    for line in filter(lambda line: is_of_training(line.text), backward):
+        number = NUMBER.search(line.text)
+        if same and (number is None or number[1] != told):
+            break
+        same.append(line)
+        if number is None:
+            break
+        told = number[1]
+    return next((line for line in same if form_of(line.text) == form_of(same[-1].text)), None)
 
 
 def find_last_steps(logs: Logs) -> dict[str, int]:
     """Return the number of the last line with a step of the training, by file: what stands above it was overcome."""
-    last: dict[str, Line] = {}
-    for line in (line for tail in logs.tails for line in tail.lines):
-        if is_of_training(line.text) and not _is_told_again(line.text, last.get(line.source.shown)):
-            last[line.source.shown] = line
-    return {shown: line.number for shown, line in last.items()}
+    last = {tail.source.shown: _find_last_step(reversed(tail.lines)) for tail in logs.tails}
+    return {shown: line.number for shown, line in last.items() if line}
 
 
 def read_restarts(reader: FactReader) -> Iterator[Fact]:
