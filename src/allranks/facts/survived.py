@@ -22,6 +22,8 @@ LINGERS_S = 60.0
 """A process that raised an exception ends within this time, unless it hangs."""
 BEGUN_S = 300.0
 """A job that was told to end makes no steps so long after that."""
+GRACE_S = 3600.0
+"""A preempted job has at most so long to save and end; meanwhile it may make steps."""
 FEW_LINES = 10
 """A program that is told to end makes a last step, and saves."""
 _HARD_ENDS = frozenset((FactKind.ENDED, FactKind.SCHEDULER_END, FactKind.NODE_LOST))
@@ -123,7 +125,7 @@ class _Attempt:
         if (item.fact.said is Said.KERNEL or is_outside(item)) and later.is_all_days_later(item):
             return True
         if is_outside(item) or item.kind in {FactKind.LINK_FAULT, FactKind.SCHEDULER_END}:  # clocks of nodes differ
-            return later.is_by_time(_ANYBODY, item, CLOCKS_S)
+            return later.is_by_time(_ANYBODY, item, GRACE_S if item.kind is FactKind.SCHEDULER_END else CLOCKS_S)
         if is_last or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             return False
         if item.fact.is_generic and not item.fact.is_caught:

@@ -23,7 +23,7 @@ import msgspec
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs, Tail
 from allranks.why.people import parse_ranks
-from allranks.why.step_lines import MIN_STEPS, NUMBER, SLURM, is_of_training
+from allranks.why.step_lines import MIN_STEPS, NUMBER, SLURM, form_of, is_of_training
 from allranks.why.summaries import read_summaries
 from allranks.why.times import Times
 from allranks.why.writers import find_uncaught
@@ -40,7 +40,6 @@ BUFFER_BYTES = 8192
 """What Python collects before it writes to a file."""
 _SIGNALED = re.compile("SignalException: Process [0-9]{1,9} got signal")
 """How torchrun's agent ends if it is told to."""
-_NO_WORDS = re.compile(r"[^A-Za-z]+")
 _COUNTERS = re.compile(r"(?i)\b(?:epoch|global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _SEVERAL = re.compile(
     r"(?i)(?<![a-z])(?:ranks?|local_rank|world[ _]size|ddp|fsdp|deepspeed|horovod|gloo|mpi(?:run|exec)?)(?![a-z])"
@@ -223,9 +222,9 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times:
 
     What goes on may be another rank's, or job's, and steps in other words an epilog's.
     """
-    above = {_form(line): _count(line) for line in steps if line.number < end.line.number}
+    above = {form_of(line.text): _count(line) for line in steps if line.number < end.line.number}
     below = [line for line in steps if end.line.number < line.number < last]
-    alike = [line for line in below if not above or _form(line) in above]
+    alike = [line for line in below if not above or form_of(line.text) in above]
     if len(alike) < MIN_STEPS:
         return False
     begun, ended = times.of(alike[0]), times.of(end.line)
@@ -237,7 +236,7 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times:
     size = sum(len(line.text) + 1 for line in tail.lines if line.number < end.line.number)
     is_unbuffered = tail.lines[0].number == 1 and size < BUFFER_BYTES  # else all of it would stand below
     if above and not ("" in end.processes and (is_more_than_a_buffer or is_unbuffered)):
-        first, before = _count(alike[0]), above[_form(alike[0])]
+        first, before = _count(alike[0]), above[form_of(alike[0].text)]
         return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
     may_be_late = end.is_by_scheduler or end.tasks  # it was in a buffer, or they had some time to save
     return not may_be_late or is_more_than_a_buffer
@@ -246,11 +245,6 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times:
 def _count(line: Line) -> list[int]:
     """Return the numbers of its epoch and step, in their order."""
     return [int(number) for number in _COUNTERS.findall(line.text)]
-
-
-def _form(line: Line) -> str:
-    """Its words without numbers: the same for all steps of one loop."""
-    return _NO_WORDS.sub("", line.text)
 
 
 def _number(line: Line) -> int:

@@ -16,8 +16,9 @@ EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}\d")
 """Of a training that tells its epochs alone; another loop may have some, too, so that one is no step."""
 MIN_STEPS = 3
 """Number of lines that show a training: a batch script may say `Step 1: data` itself."""
-_CHECKS = re.compile(r"(?i)(?<![a-z])(?:eval|valid|val(?![a-z])|test)")
-"""Of a step that is none of the training."""
+_CHECKS = re.compile(r"(?i)(?<![a-z])(?:eval|valid|val(?![a-z])|test)|^wandb: ")
+"""Of a step that is none of the training; wandb tells the last one again when the process ends."""
+_NO_WORDS = re.compile(r"[^A-Za-z]+")
 _TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
 """One of these is in each of them: to look for words takes a fifth of the time."""
 
@@ -32,3 +33,8 @@ def is_step(text: str) -> bool:
 def is_of_training(text: str) -> bool:
     """Whether a line reports a step of the training, and neither SLURM's nor one of an evaluation."""
     return is_step(text) and SLURM.search(text) is None and _CHECKS.search(text) is None
+
+
+def form_of(text: str) -> str:
+    """Return the words of a line without numbers: the same for all steps of one loop."""
+    return _NO_WORDS.sub("", text)

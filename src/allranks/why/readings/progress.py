@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 from allranks.facts.fact import Fact, FactKind
 from allranks.why.attempts import ANEW, RESTART
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
-from allranks.why.step_lines import is_of_training
+from allranks.why.step_lines import NUMBER, form_of, is_of_training
 
 NO_FAILURES = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
 """What lines state that tell of none."""
@@ -19,19 +20,33 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
     """Return the last step of each rank in each file."""
     errors = {event.line.at for event in reader.logs.events if event.states not in NO_FAILURES}
     for tail in reader.logs.tails:
-        last: dict[object, Line] = {}
-        for line in reversed(tail.lines):
-            who = (line.rank, line.local_rank, line.node)
-            if who not in last and is_of_training(line.text) and line.at not in errors:
-                last[who] = line
-        for line in last.values():
-            yield reader.state(FactKind.STEP, line)
+        own: defaultdict[object, list[Line]] = defaultdict(list)
+        for line in tail.lines:
+            own[line.rank, line.local_rank, line.node].append(line)
+        for lines in own.values():
+            if step := _find_last_step(line for line in reversed(lines) if line.at not in errors):
+                yield reader.state(FactKind.STEP, step)
+
+
+def _find_last_step(backward: Iterable[Line]) -> Line | None:
+    """Return the last step; other words that tell its number again below are none: its checkpoint, a heartbeat."""
+    same: list[Line] = []
+    told = None
+    for line in filter(lambda line: is_of_training(line.text), backward):
+        number = NUMBER.search(line.text)
+        if same and (number is None or number[1] != told):
+            break
+        same.append(line)
+        if number is None:
+            break
+        told = number[1]
+    return next((line for line in same if form_of(line.text) == form_of(same[-1].text)), None)
 
 
 def find_last_steps(logs: Logs) -> dict[str, int]:
     """Return the number of the last line with a step of the training, by file: what stands above it was overcome."""
-    lines = (line for tail in logs.tails for line in tail.lines)
-    return {line.source.shown: line.number for line in lines if is_of_training(line.text)}
+    last = {tail.source.shown: _find_last_step(reversed(tail.lines)) for tail in logs.tails}
+    return {shown: line.number for shown, line in last.items() if line}
 
 
 def read_restarts(reader: FactReader) -> Iterator[Fact]:

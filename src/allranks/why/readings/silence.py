@@ -140,8 +140,13 @@ def _tell(cause: str, confidence: Confidence, message: str, ask: str, evidence: 
 
 
 def _stops(logs: Logs, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusion | None:
-    """The logs end with lines of something else than the training: for long, or with a complaint, or with the start."""
-    silent_s = _span_s(lines[lines.index(goes[-1]) + 1 :]) if goes else 0.0
+    """The logs end with lines of something else than the training: for long, or with a complaint, or with the start.
+
+    Below the last step are those of its file, and later ones of others.
+    """
+    below = lines[lines.index(goes[-1]) + 1 :] if goes else ()
+    latest_s = max((line.time or 0.0 for line in goes if line.has_year), default=0.0)
+    silent_s = _span_s([line for line in below if line.source == goes[-1].source or (line.time or 0.0) >= latest_s])
     if silent_s >= LONG_S:
         message = f"the job's own output stops without a reason; others continue for {silent_s / 60:.0f} minutes"
         return _tell("silent-hang", Confidence.LIKELY, message, _ASK, [goes[-1], lines[-1]])
