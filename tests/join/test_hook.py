@@ -438,7 +438,7 @@ def test_a_launcher_within_the_workers_is_refused_at_once(
     setting = setting.format(port=free_port())
     write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
-    assert result.returncode == 1
+    assert result.returncode == 2
     said = "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker; it calls "
     assert said in result.stderr
     _, message = only_message(tmp_path)
