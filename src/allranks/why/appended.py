@@ -118,9 +118,12 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
     for tail in tails:
         own, known = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
         timed = [line for line in known if line.time is not None]
-        steps = [line for line in tail.lines if is_of_training(line.text)]
-        begun = [line.number for line in starts if line.source == tail.source]
+        all_steps = [line for line in tail.lines if is_of_training(line.text)]
+        all_begun = [line for line in starts if line.source == tail.source]
+        begins = {line.node: line.number for line in reversed(known)}
         for end, following in zip_longest(own, own[1:]):
+            steps = _without_new_pods(all_steps, begins, end.line.number)
+            begun = _without_new_pods(all_begun, begins, end.line.number)
             last = following.line.number if following is not None else tail.num_lines + 1
             if (
                 (end.is_over and _is_begun(begun, steps, end, following))
@@ -209,12 +212,17 @@ def _goes_back(timed: Sequence[Line], end: int, times: Times) -> bool:
     return 0 < index < len(timed) and times.of(timed[index]).is_before(times.of(timed[index - 1]))
 
 
-def _is_begun(begun: Sequence[int], steps: Sequence[Line], end: _End, following: _End | None) -> bool:
+def _without_new_pods(lines: Sequence[Line], begins: Mapping[str | None, int], end: int) -> list[Line]:
+    """Return the lines but those of pods that begin below an end: a collector puts one's output behind another's."""
+    return [line for line in lines if not line.is_of_pod or begins.get(line.node, inf) < end]
+
+
+def _is_begun(begun: Sequence[Line], steps: Sequence[Line], end: _End, following: _End | None) -> bool:
     """Whether a launcher begins below an end, and below it are steps, or another end of the same script."""
     if following is not None and end.is_of_other_script(following):
         return False
     last = following.line.number if following is not None else max((line.number for line in steps), default=0)
-    return any(end.line.number < number < last for number in begun)
+    return any(end.line.number < line.number < last for line in begun)
 
 
 def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times: Times) -> bool:

@@ -84,6 +84,8 @@ class People:
         asked = who
         if who.node in self._aliases:
             who = replace(who, node=self._aliases[who.node])
+        if who.node is None and who.pod in self.nodes:  # a pod's host has its name
+            who = replace(who, node=who.pod)
         known = next((self._found[handle] for handle in _handles(who) if handle in self._found), None)
         node = who.node or self._node_of_address.get(who.address)
         full = replace(who, node=node)
