@@ -21,7 +21,7 @@ GOES_ON_S = 10.0
 LINGERS_S = 60.0
 """A process that raised an exception ends within this time, unless it hangs."""
 BEGUN_S = 300.0
-"""A job that was told to end makes no steps so long after that."""
+"""A job, or a run, that was told to end or has ended makes no steps so long after that."""
 GRACE_S = 3600.0
 """A preempted job has at most so long to save and end; meanwhile it may make steps."""
 FEW_LINES = 10

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from allranks.facts.survived import BEGUN_S
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs, Tail
 from allranks.why.people import parse_ranks
@@ -34,8 +35,6 @@ _OF_LAUNCHERS = (
     "agent-failed", "begun", "closing", "failures", "launcher-failed", "launcher-kills", "launcher-names", "scope",
     "srun", "task-end",
 )  # fmt: skip
-BEGUN_S = 300.0
-"""A run that has ended makes no steps so long after that."""
 BUFFER_BYTES = 8192
 """What Python collects before it writes to a file."""
 _SIGNALED = re.compile("SignalException: Process [0-9]{1,9} got signal")

@@ -130,11 +130,14 @@ def join_verdict(
 
 def _sure_failures(findings: Sequence[Finding]) -> list[Finding]:
     """Return the failures that are no guesses, nor connections that may have broken because a rank had ended."""
-    failures = [finding for finding in findings if finding.severity is Severity.FAIL]
-    guesses = [failure for failure in failures if failure.confidence is Confidence.UNDECIDED]
-    broken = [failure for failure in failures if Trait.BREAKS_WITH_ITS_PEER in traits_of(failure.cause_id)]
-    doubtful = [*guesses, *(failure for failure in broken if failure.confidence is not Confidence.CERTAIN)]
-    return [failure for failure in failures if failure not in doubtful]
+    failures = (finding for finding in findings if finding.severity is Severity.FAIL)
+    return [failure for failure in failures if failure.confidence not in _doubts_of(failure)]
+
+
+def _doubts_of(failure: Finding) -> tuple[Confidence, ...]:
+    """Return how sure a failure may be that is no sure one yet."""
+    has_peer = Trait.BREAKS_WITH_ITS_PEER in traits_of(failure.cause_id)
+    return (Confidence.UNDECIDED, Confidence.LIKELY) if has_peer else (Confidence.UNDECIDED,)
 
 
 def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding]:

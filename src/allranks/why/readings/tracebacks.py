@@ -178,14 +178,14 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = known.headline or "an exception; the log does not have its text"
         final = last.get(process, traceback)
-        is_caught = who.is_process and final.line.number > line.number and final.headline != traceback.headline
+        is_followed = who.is_process and final.line.number > line.number and final.headline != traceback.headline
         is_told = (known.user_frame is not None or known.is_known) and not known.is_of_command
         may_end, has_steps_below = reader.may_end(line), line.number < steps.get(line.source.shown, 0)
         has_gone_on = has_steps_below and known.user_frame is None  # a library logged it
         seems_to_go_on = has_steps_below and not has_ends
         may_go_on = has_gone_on or (seems_to_go_on and not may_end)
         is_last_word = may_end or (bool(who) and not seems_to_go_on)
-        is_sure = is_told and is_last_word and not (has_gone_on or is_caught or known.is_of_communication)
+        is_sure = is_told and is_last_word and not (has_gone_on or is_followed or known.is_of_communication)
         cause = find_cause("user-code-error")
         confidence = Confidence.CERTAIN if is_sure else Confidence.UNDECIDED if has_gone_on else Confidence.LIKELY
         yield reader.state(
@@ -198,9 +198,9 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
             confidence=confidence if known.kind else Confidence.UNDECIDED,
             alternatives=() if is_sure else cause.also,
             told=(f"{where}: " if where else "") + text[:300],
-            is_generic=not known.is_known or not reader.may_end(line),
-            is_fatal=reader.may_end(line) and not may_go_on,
-            is_caught=not reader.may_end(line),
+            is_generic=not (known.is_known and may_end),
+            is_fatal=may_end and not may_go_on,
+            is_caught=not may_end,
             things=(where,) if where else (),
         )
 
