@@ -12,10 +12,10 @@ from .conftest import TestLab
 from .test_run import AGENT, end, srun
 
 TRAIN = """\
-import sys, time
+import os, sys, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-FORWARD_S, BACKWARD_S, LATE_S, FOR_S = 0.02, 0.04, float(sys.argv[1]), 9.0
+FORWARD_S, BACKWARD_S, LATE_S, FOR_S = 0.02, 0.04, float(sys.argv[1]), float(sys.argv[2])
 
 def compute(seconds):
     global computed_s
@@ -44,7 +44,7 @@ class Net(torch.nn.Module):
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 computed_s, rank, model, goes_on, step = 0.0, dist.get_rank(), DistributedDataParallel(Net()), torch.ones(1), 0
-optimizer, began_s = torch.optim.SGD(model.parameters(), lr=0.0), float("inf")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
 while goes_on[0]:
     if step == 3:
         counted_s, computed_s = time.perf_counter(), 0.0
@@ -53,13 +53,10 @@ while goes_on[0]:
     model(torch.ones(1)).sum().backward()
     optimizer.step()
     step += 1
-    if step == 9:
-        waited = 1 - computed_s / (time.perf_counter() - counted_s)
-        began_s = time.monotonic()  # from here on, an event comes within 4 s, and a line within 8 s
-        print("truth", rank, waited, flush=True)
     if step % 10 == 0:
-        goes_on[0] = time.monotonic() < began_s + FOR_S
+        goes_on[0] = time.perf_counter() < counted_s + FOR_S and not os.path.exists("line_is_there")
         dist.broadcast(goes_on, 0)
+print("truth", rank, 1 - computed_s / (time.perf_counter() - counted_s), flush=True)
 dist.destroy_process_group()
 """
 LINE = re.compile(
@@ -68,11 +65,22 @@ LINE = re.compile(
 )
 
 
-def run(lab: TestLab, folder: Path, *, late_s: float) -> tuple[str, float, dict[str, object]]:
-    """Train on three nodes; returns stderr, what share of a step rank 0 waits in truth, and the last event about it."""
+def run(lab: TestLab, folder: Path, *, late_s: float, for_s: float) -> tuple[str, float, dict[str, object]]:
+    """Train on three nodes until the line is there, or for so long.
+
+    Returns stderr, what share of a step rank 0 waits in truth, and the last event about it.
+    """
     (folder / "train.py").write_text(TRAIN)
     three = ("-N3", "-w", "master-node,node01,node02")
-    code, stdout, stderr = end(srun(lab, folder, *AGENT, "--ignore", "AR213", "train.py", str(late_s), flags=three))
+    seconds = str(late_s), str(for_s)
+    with srun(lab, folder, *AGENT, "--ignore", "AR213", "train.py", *seconds, flags=three) as step:
+        assert step.stderr is not None
+        stderr = ""
+        for line in step.stderr:
+            stderr += line
+            if LINE.fullmatch(line):
+                (folder / "line_is_there").touch()
+        code, stdout, _ = end(step)
     assert code == 0, stderr
     truth = dict(re.findall(r"truth (\d) (\S+)", stdout))
     events = (folder / "runs/latest/attempt_0/events.jsonl").read_text()
@@ -85,7 +93,7 @@ def run(lab: TestLab, folder: Path, *, late_s: float) -> tuple[str, float, dict[
 def test_the_link_that_makes_all_steps_wait_is_named_and_the_share_is_true(six_nodes: TestLab, tmp_path: Path) -> None:
     six_nodes.run("inject", "slow-link", "--on", "node01")
     try:
-        stderr, truth, told = run(six_nodes, tmp_path, late_s=0.0)
+        stderr, truth, told = run(six_nodes, tmp_path, late_s=0.0, for_s=60.0)
     finally:
         six_nodes.run("heal")
     line = LINE.search(stderr)
@@ -101,7 +109,7 @@ def test_the_link_that_makes_all_steps_wait_is_named_and_the_share_is_true(six_n
 def test_a_late_rank_is_no_slow_network(six_nodes: TestLab, tmp_path: Path) -> None:
     six_nodes.run("inject", "slow-link", "--on", "node01")
     try:
-        stderr, truth, told = run(six_nodes, tmp_path, late_s=2.5)
+        stderr, truth, told = run(six_nodes, tmp_path, late_s=2.5, for_s=20.0)
     finally:
         six_nodes.run("heal")
     assert "waiting for the network" not in stderr
