@@ -36,7 +36,7 @@ class _Later:
 
     def __init__(self, items: Sequence[Item]) -> None:
         self._last_s: dict[Hashable, float] = {}
-        self._last_lines: dict[tuple[Hashable, str], int] = {}
+        self._last_lines: dict[tuple[Hashable, str, str | None], int] = {}
         self._first_s: dict[str, float] = {}
         """By clock, the first time that the job itself told."""
         for item in items:
@@ -47,7 +47,7 @@ class _Later:
                 self._first_s[item.when.clock] = min(first_s, item.when.earliest_s)
 
     def _add(self, whose: Hashable, item: Item) -> None:
-        time, line = (whose, item.when.clock), (whose, item.place.source)
+        time, line = (whose, item.when.clock), (whose, item.place.source, item.who.pod)
         if item.when.clock and item.when.earliest_s is not None:
             self._last_s[time] = max(self._last_s.get(time, item.when.earliest_s), item.when.earliest_s)
         self._last_lines[line] = max(self._last_lines.get(line, 0), item.place.line)
@@ -62,12 +62,12 @@ class _Later:
         return last_s is not None and above_s is not None and last_s - above_s > GOES_ON_S
 
     def is_by_line(self, whose: Hashable, item: Item, gap: int = 0) -> bool:
-        """Whether it lived in a later line of the item's file."""
-        return 0 < item.place.line < self._last_lines.get((whose, item.place.source), 0) - gap
+        """Whether it lived in a later line of the item's file, where pods may stand one behind another."""
+        return 0 < item.place.line < self._last_lines.get((whose, item.place.source, item.who.pod), 0) - gap
 
     def is_unordered(self, item: Item) -> bool:
         """Whether only other files, without a clock of the item's, tell of progress."""
-        files = {source for living, source in self._last_lines if living is _ANYBODY}
+        files = {source for living, source, _ in self._last_lines if living is _ANYBODY}
         return bool(files) and item.place.source not in files and (_ANYBODY, item.when.clock) not in self._last_s
 
     def is_all_days_later(self, item: Item) -> bool:
