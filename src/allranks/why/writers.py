@@ -6,12 +6,12 @@ Of three ranks that miss a module, torchrun sees one exit, and ends the others. 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from signal import SIGTERM
 
 from msgspec.structs import replace
 
-from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Who
+from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Same, Who
 from allranks.model.finding import Confidence
 from allranks.why.logs.log_events import Logs
 
@@ -80,6 +80,8 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         has_lost = any(fact.kind in _LOSSES and fact.who.rank is None for fact in below)
         may_be_all = first.is_fatal or not first.is_generic  # who caught it may have gone on, until it was ended
         whos = _find_writers(first.who, len(same), near, may_be_all) if len(same) + has_lost <= len(near) else ()
+        if not whos and len(same) == 1 and not first.who.is_process:
+            whos = _find_next_end(same[0], [*below, *(fact for facts in alike.values() for fact in facts)], near)
         steps = [fact.when for fact in below if fact.kind is FactKind.STEP]
         if any(when.earliest_s == when.latest_s is not None for when in steps):
             whos = ()  # loggers write at once: it went on
@@ -98,10 +100,20 @@ def _find_writers(who: Who, num: int, ended: Sequence[Fact], may_be_all: bool) -
 
     The launcher may name its writers by local rank, or not at all. Then they are those that ended by an error, if
     these are as many, or (`may_be_all`) with them those that it ended meanwhile. A single one may have been caught by
-    anybody.
+    anybody (`_find_next_end`).
     """
     of_local_rank = [end.who for end in ended if end.who.local_rank == who.local_rank is not None]
     failed = [end.who for end in ended if end.code in _OF_ERRORS]
     both = [*failed, *(end.who for end in ended if end.code is None and end.signal == SIGTERM)]
     groups = [of_local_rank] if who.is_process else [failed, both][: 1 + may_be_all] if num > 1 else []
     return next((whos for whos in groups if len(whos) == num), ())
+
+
+def _find_next_end(raised: Fact, others: Iterable[Fact], ended: Sequence[Fact]) -> Sequence[Who]:
+    """Return the one process of this machine that ended by an error, if the next that this file tells is its end."""
+    failed = [end for end in ended if end.code in _OF_ERRORS and end.who.compare_machines(raised.who) is not Same.NO]
+    if len(failed) != 1:
+        return ()
+    lines = range(raised.place.line + 1, next(p.line for p in failed[0].places if p.source == raised.place.source))
+    between = [fact for fact in others if fact.place.source == raised.place.source and fact.place.line in lines]
+    return () if between or lines.stop < lines.start else (failed[0].who,)
