@@ -61,10 +61,10 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
     all but the ends of processes; of these, each stands once in `ends`.
     """
     ended: defaultdict[tuple[int, str], dict[int, Fact]] = defaultdict(dict)
-    for end in sorted(ends, key=lambda end: not end.is_first_observed):
+    for end in sorted(ends, key=lambda end: (not end.is_first_observed, end.code is None)):
         if end.who.rank is not None:
             for place in end.places:
-                ended[end.attempt, place.source][end.who.rank] = end
+                ended[end.attempt, place.source].setdefault(end.who.rank, end)
     alike: defaultdict[tuple[str, Fact], list[Fact]] = defaultdict(list)
     others: defaultdict[tuple[int, str], list[Fact]] = defaultdict(list)
     for fact in facts:
