@@ -137,6 +137,13 @@ def may_crash_it(reason: Item, effect: Item) -> bool:
     return is_near and reason.who.compare(effect.who) is Same.UNKNOWN and sooner(reason, effect)
 
 
+def is_its_child(reason: Item, effect: Item) -> bool:
+    """Whether a kernel tells the end of the process that an exception names: of its data loader's worker."""
+    is_kernels = reason.kind is FactKind.ENDED and reason.fact.said is Said.KERNEL and reason.who.pid is not None
+    is_there = is_kernels and reason.who.compare_machines(effect.who) is not Same.NO
+    return is_there and any(f"(pid {reason.who.pid})" in thing for thing in effect.fact.things)
+
+
 def is_same_told(reason: Item, effect: Item) -> bool:
     """Whether both tell of one thing, and only the first one knows of whom."""
     is_same = reason.kind is effect.kind and reason.fact.cause == effect.fact.cause

@@ -19,6 +19,8 @@ from collections.abc import Hashable, Sequence
 from itertools import chain
 from signal import SIGKILL
 
+from msgspec.structs import replace
+
 from allranks.facts import rules
 from allranks.facts.elect import tell
 from allranks.facts.fact import Fact, FactKind, Said
@@ -141,6 +143,9 @@ class _Between:
                     crash.blamed = crash.blamed or (crash.who if is_outside(item) else item.who,)
                 else:
                     self._possibly(item, (suffered, rules.may_crash_it))
+            elif item.fact.things and (killed := own.find(item, rules.is_its_child)) is not None:
+                killed.explain(item, is_named=True)
+                killed.blamed = (replace(item.who, pid=None),) if item.who else ()
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
                 self._possibly(item, (own, not_later))
             elif not item.who:

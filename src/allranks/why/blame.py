@@ -207,8 +207,11 @@ def _of_roots(
         own = list(dict.fromkeys([*own, *same_told]))
         culprit = reduce(or_, (describe(fact.who) | Culprit(things=fact.things) for fact in own), culprit)
     effects = [edge.effect for edge in story.edges if edge.cause in own]
-    for fact in effects if not culprit else ():  # what the same fault did elsewhere may tell whose it is
-        if fact.cause == cause.name and {fact.kind, first.fact.kind} <= _FAULTS:
+    is_known, is_child = bool(culprit), first.fact.kind is FactKind.ENDED and first.fact.said is Said.KERNEL
+    for fact in (effect for effect in effects if effect.cause == cause.name):
+        if is_child and fact.kind is FactKind.RAISED:  # its parent names it
+            culprit |= Culprit(things=fact.things)
+        elif not is_known and {fact.kind, first.fact.kind} <= _FAULTS:  # what it did elsewhere may tell whose it is
             culprit |= describe(fact.who) | Culprit(things=fact.things)
     is_node = first.fact.kind is FactKind.MISSING and reader.people.may_be_node(culprit.ranks)
     victims = _victims(facts) | frozenset(story.victims)
