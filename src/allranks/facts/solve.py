@@ -95,7 +95,7 @@ class _Between:
         hints = Pool(self._of(Sort.HINT))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            self._possibly(item, (broken, rules.may_keep_away))
+            _ = self._by_machine(item) or self._possibly(item, (broken, rules.may_keep_away))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
