@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
 from msgspec.structs import replace
@@ -110,11 +110,13 @@ class People:
         """Return the node on which a line was written; if nothing else tells, a file may have a node's name."""
         return line.node or self._node_of_file.get(line.source.shown)
 
-    def may_be_node(self, ranks: Sequence[int]) -> bool:
-        """Whether these may be all ranks of a node without a word: as many as each of the others has."""
+    def may_be_node(self, ranks: Collection[int]) -> bool:
+        """Whether these are all ranks of a node, or may be those of one without a word: as many as each other has."""
         node_of = {number: who.node for (word, number, *_), who in self._found.items() if word == "rank" and who.node}
-        num_nodes = len(set(node_of.values())) + 1
-        return len(ranks) > 1 and node_of.keys().isdisjoint(ranks) and self.world == len(ranks) * num_nodes
+        named, others = [node_of.get(rank) for rank in ranks], [node_of[rank] for rank in node_of if rank not in ranks]
+        if len(ranks) < 2 or len(set(named)) != 1 or named[0] in others:
+            return False
+        return named[0] is not None or self.world == len(ranks) * (len(set(others)) + 1)
 
     def announced(self, line: Line, *, is_caller: bool = True) -> Who:
         """Return whose error a line belongs to, according to mp.spawn, Ray or another parent; of several, the last.
