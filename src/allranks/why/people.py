@@ -116,7 +116,8 @@ class People:
         named, others = [node_of.get(rank) for rank in ranks], [node_of[rank] for rank in node_of if rank not in ranks]
         if len(ranks) < 2 or len(set(named)) != 1 or named[0] in others:
             return False
-        return named[0] is not None or self.world == len(ranks) * (len(set(others)) + 1)
+        are_alike = set(Counter(others).values()) == {len(ranks)}
+        return named[0] is not None or are_alike or self.world == len(ranks) * (len(set(others)) + 1)
 
     def announced(self, line: Line, *, is_caller: bool = True) -> Who:
         """Return whose error a line belongs to, according to mp.spawn, Ray or another parent; of several, the last.
