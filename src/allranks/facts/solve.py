@@ -93,9 +93,12 @@ class _Between:
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
         hints = Pool(self._of(Sort.HINT))
+        silent = Pool(item for item in self._of(Sort.HINT) if self._is_of_silent_node(item))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            _ = self._by_machine(item) or self._possibly(item, (broken, rules.may_keep_away))
+            _ = self._by_machine(item) or self._possibly(
+                item, (broken, rules.may_keep_away), (silent, rules.may_prevent)
+            )
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
@@ -179,6 +182,11 @@ class _Between:
                 child.blamed, child.is_doubted = (item.who,), True
                 continue
             self._possibly(item, (broken, rules.ends_others), (first, rules.ends_others), (lost, rules.may_end_it))
+
+    def _is_of_silent_node(self, item: Item) -> bool:
+        """Whether a node whose ranks nobody knows had a network fault: they may be those that did not come."""
+        is_fault = item.kind is FactKind.LINK_FAULT and item.who.node is not None and _is_sure(item)
+        return is_fault and all(other.who.rank is None for other in self._on_machine[item.who.node])
 
     def _by_machine(self, effect: Item) -> bool:
         """Explain it by what happened to its machine."""
