@@ -203,8 +203,8 @@ _GPUS = (
 )
 _GOES_ON_LINES = 2
 """A terminal, or its writer, cut a sentence."""
-_FOR_ALL = re.compile(r":log_dist\]|torch/multiprocessing/spawn\.py:[0-9]+\]")
-"""DeepSpeed's function also for what rank 0 reports for the others; the parent of mp.spawn."""
+_FOR_ALL = re.compile(r":log_dist\]|torch/multiprocessing/spawn\.py:[0-9]+\]|\bNamespace\(.*\blocal_rank=0\b")
+"""DeepSpeed's function also for what rank 0 reports for the others; the parent of mp.spawn; the arguments of all."""
 
 
 def _overhear(conclusion: Conclusion, lines: Sequence[Line], parents: Collection[int | None]) -> Culprit:

@@ -25,7 +25,7 @@ REPEATED = 4
 _ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
 _GOES_ON = re.compile(
     r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d|\d(?:\.\d{1,12})?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
-    r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
+    r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||(?<!last )completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
 _IS_TEXT = r"(?! *(?:[-+.(\[{0-9]|none\b|nan\b|inf\b|tensor|false\b))"
@@ -61,6 +61,8 @@ _FAILS = (
     rf"|\bfailed(?: (?:to|with)\b|: {_IS_TEXT})|(?:: |with )failed\b))"
 )
 """Words of a failure of any program."""
+_WAITS = r"due to a collective timeout|NCCL operations have failed or timed out"
+"""NCCL's watchdog, of which the lines are missing that tell the collective."""
 _WORDS = (
     (
         r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$",  # somebody ended it because it hung
@@ -92,7 +94,9 @@ _WORDS = (
         "the log ends while NCCL creates a communicator: the ranks wait for each other, or it was saved too early",
         _ASK,
     ),
-    (_FAILS, "user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
+    (rf"^(?!.*ProcessGroupNCCL){_FAILS}", "user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
+    (_WAITS, "collective-timeout", Confidence.UNDECIDED, "", _ASK_OTHERS),
+    (rf"{_FAILS}|the job has been aborted", "user-code-error", Confidence.UNDECIDED, "", _ASK_OTHERS),
 )
 """Words that no sign explains, and what they mean if their source shows no progress after them: healthy runs have them,
 too. Without a message, the line itself is told. Order matters: the surest first."""
