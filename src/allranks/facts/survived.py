@@ -13,7 +13,7 @@ from signal import SIGKILL
 
 from allranks.facts.fact import FactKind, Said, Who
 from allranks.facts.item import SUFFERED, Item, Sort, is_outside
-from allranks.facts.rules import CLOCKS_S, DAY_S
+from allranks.facts.rules import CLOCKS_S, DAY_S, is_its_child
 from allranks.model.finding import Confidence
 
 GOES_ON_S = 10.0
@@ -179,6 +179,7 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
     attempt = _Attempt(items)
     told = [item for item in items if item.sort is not Sort.PROGRESS]
     survived = {item for item in told if attempt.has_survived(item)}
+    survived |= {item for item in told if any(is_its_child(item, raised) for raised in survived)}
     for item in told:
         item.is_doubted = item not in survived and attempt.is_doubtful(item)
         item.is_weak = item.is_doubted or attempt.is_weak(item)
