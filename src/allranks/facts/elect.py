@@ -53,7 +53,8 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     is_cyclic = not tops
     tops = tops or suffered  # they explain only each other
     weak = [item for item in tops if item.is_weak]
-    others = [item for item in tops if item.sort is not Sort.ORDER and (item.effects or item.sort is not Sort.HINT)]
+    others = [item for item in tops if item.sort is not Sort.ORDER]
+    others = [item for item in others if item.effects or item.sort is not Sort.HINT] or others
     first = _elect(_without_strangers(strong) or weak or others or tops, items, world)
     first[0] = _join_same(first[0], tops)
     told = {fact for root in first for fact in root.facts}
