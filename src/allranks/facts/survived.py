@@ -106,7 +106,8 @@ class _Attempt:
         """Whether anything beside exceptions tells that the job did not go on."""
         self._has_code = any(item.fact.code for item in items)
         """Whether a process ended with an exit code, as after an exception that nobody caught."""
-        self._first = [item for item in items if item.kind is FactKind.ENDED and item.is_first]
+        has_suffered = any(item.sort in SUFFERED for item in items)  # and ended for that, perhaps
+        self._first = [item for item in items if item.kind is FactKind.ENDED and item.is_first and not has_suffered]
         self._was_stopped = any(item.kind is FactKind.SCHEDULER_END and item.strength == 0 for item in items)
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in items)
 
