@@ -52,10 +52,10 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
         return Story(outcome, tuple(_fold(warnings, RootPart.WARNING)), attempt=attempt)
     is_cyclic = not tops
     tops = tops or suffered  # they explain only each other
-    weak = [item for item in tops if item.is_weak]
+    weak = [item for item in tops if item.is_weak and not item.fact.is_overcome]
     others = [item for item in tops if item.sort is not Sort.ORDER]
-    others = [item for item in others if item.effects or item.sort is not Sort.HINT] or others
-    first = _elect(_without_strangers(strong) or weak or others or tops, items, world)
+    better = [item for item in others if not item.fact.is_overcome and (item.effects or item.sort is not Sort.HINT)]
+    first = _elect(_without_strangers(strong) or weak or better or others or tops, items, world)
     first[0] = _join_same(first[0], tops)
     told = {fact for root in first for fact in root.facts}
     is_ordered = not strong and any(item.sort is Sort.ORDER and item.fact not in told for item in tops)

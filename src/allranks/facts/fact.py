@@ -152,6 +152,8 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Its process certainly failed by it, however unsure its cause is: an exception that nobody caught."""
     is_caught: bool = False
     """Its program caught it, as the frames of an exception tell: it went on, unless it ended soon."""
+    is_overcome: bool = False
+    """Its line says that its process goes on after this error, which is no failure then, nor the reason of one."""
     is_generic: bool = False
     """It only says that something failed here, as any exception does; a line that says what failed is better."""
     is_first_observed: bool = False

@@ -71,7 +71,7 @@ def _read(items: Sequence[Item]) -> _Own:
         by_sort[item.sort].append(item)
     away = [item for item in by_sort[Sort.ABSENT] if item.fact.seq == START]
     return _Own(
-        broke=_first(by_sort[Sort.BREAK], lambda item: item.strength),
+        broke=_first([item for item in by_sort[Sort.BREAK] if not item.fact.is_overcome], lambda item: item.strength),
         lost=_first_lost(by_sort),
         order=_first(by_sort[Sort.ORDER]),
         away=_first(away),

@@ -159,7 +159,7 @@ class _Between:
         """Explain ends without a reason: exit codes, SIGABRT, SIGKILL that nobody claims."""
         ends = self._open(Sort.END)
         broken = Pool(item for item in self._open(Sort.BREAK) if item.is_real)
-        words = Pool(item for item in self._open(Sort.BREAK) if not item.is_doubted)
+        words = Pool(item for item in self._open(Sort.BREAK) if not (item.is_doubted or item.fact.is_overcome))
         lost = Pool(self._of(*SUFFERED))
         first = Pool(ends)
 

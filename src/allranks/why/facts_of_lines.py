@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Cause, Sign, Trait
+from allranks.causes.cause import Cause, Family, Sign, Trait
 from allranks.facts.fact import NEVER_SAID, NOBODY, START, Fact, FactKind, Place, Said, When, Who
 from allranks.model.errors import Exit, name_signal
 from allranks.model.finding import Confidence
@@ -32,8 +32,12 @@ from allranks.why.summaries import SummaryEntry, read_summaries
 from allranks.why.times import Times
 from allranks.why.writers import find_uncaught
 
-_GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it|ran out of memory with exception)\b")
-"""An error whose own line says that its process goes on; the last one is fairseq's, which skips the batch."""
+_GOES_ON = re.compile(
+    r"(?i)\b(?:(?P<sure>retrying|skipping|will retry|ignoring it)|ran out of memory with exception)\b"
+)
+"""An error whose own line says that its process goes on; the last one is fairseq's, which tries to recover."""
+_OF_ITS_OWN = frozenset((Family.NODE, Family.GPU, Family.STATE))
+"""What a process can overcome alone; who tries again to connect has not."""
 _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
 _GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
@@ -208,7 +212,7 @@ class FactReader:
             confidence = Confidence.UNDECIDED
         if Trait.FOLLOWS_A_DEATH in traits and kind is FactKind.STORE_GONE:  # why its host ended, it does not say
             confidence = Confidence.UNDECIDED
-        goes_on = kind is FactKind.RAISED and _GOES_ON.search(event.line.text) is not None
+        goes_on = _GOES_ON.search(event.line.text) if kind is FactKind.RAISED else None
         if goes_on:
             confidence = Confidence.UNDECIDED
         peer = peer_of(event, self.people)
@@ -235,8 +239,9 @@ class FactReader:
             "things": things,
             "interface": event.values.get("interface"),
             "is_of_job": at in self._own_words,
-            "is_fatal": kind in _FATAL and not goes_on and is_raised and self.may_end(event.line),
+            "is_fatal": kind in _FATAL and goes_on is None and is_raised and self.may_end(event.line),
             "is_caught": kind is FactKind.RAISED and is_raised and not self.may_end(event.line),
+            "is_overcome": goes_on is not None and bool(goes_on["sure"]) and event.cause.family in _OF_ITS_OWN,
         }
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
