@@ -101,7 +101,9 @@ def _without_strangers(strong: list[Item]) -> list[Item]:
         if item.kind is FactKind.ENDED or (item.kind is FactKind.DEVICE_FAULT and item.place.source not in files)
     ]
     is_awaited = any(item.sort is Sort.ABSENT and item.effects for item in strong)  # by the others
-    apart = [item for item in strangers if _is_apart(item) and (own or (is_awaited and not item.effects))]
+    raised = (effect for item in strangers for effect in item.effects if effect.kind is FactKind.RAISED)
+    is_known = is_awaited or any(any(effect.causes.values()) for effect in raised)  # one that names the process
+    apart = [item for item in strangers if _is_apart(item) and (own or (is_known and not item.effects))]
     return [item for item in strong if item not in apart]
 
 

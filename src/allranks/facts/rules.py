@@ -138,10 +138,14 @@ def may_crash_it(reason: Item, effect: Item) -> bool:
 
 
 def is_its_child(reason: Item, effect: Item) -> bool:
-    """Whether a kernel tells the end of the process that an exception names: of its data loader's worker."""
+    """Whether a kernel tells the end of the process that an exception names: of its data loader's worker.
+
+    Numbers are used again, so both tell the same end.
+    """
     is_kernels = reason.kind is FactKind.ENDED and reason.fact.said is Said.KERNEL and reason.who.pid is not None
     is_there = is_kernels and reason.who.compare_machines(effect.who) is not Same.NO
-    return is_there and any(f"(pid {reason.who.pid})" in thing for thing in effect.fact.things)
+    is_same = is_there and reason.fact.cause == effect.fact.cause
+    return is_same and any(f"(pid {reason.who.pid})" in thing for thing in effect.fact.things)
 
 
 def is_same_told(reason: Item, effect: Item) -> bool:

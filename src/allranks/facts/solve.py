@@ -28,7 +28,7 @@ from allranks.facts.item import FEW, SUFFERED, Item, Pool, Rule, Sort, directnes
 from allranks.facts.own import date, explain_process
 from allranks.facts.rules import not_later, sooner
 from allranks.facts.story import Story, StoryEnd
-from allranks.facts.survived import find_survived
+from allranks.facts.survived import GOES_ON_S, find_survived
 from allranks.model.finding import Confidence
 
 _ANY = "any group"
@@ -79,6 +79,7 @@ class _Between:
         for item in sorted(items, key=directness):
             for machine in {item.who.node, item.who.pod, item.who.address} - {None}:
                 self._on_machine[machine].append(item)
+        self._steps = [item for item in items if item.kind is FactKind.STEP]
         self._in_group: defaultdict[str | None, list[Item]] = defaultdict(list)
         for item in self._of(Sort.ABSENT, Sort.BREAK):
             if item.kind is FactKind.MISSING or item.fact.group is not None:
@@ -97,7 +98,7 @@ class _Between:
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
             _ = self._by_machine(item) or self._possibly(
-                item, (broken, rules.may_keep_away), (silent, rules.may_prevent)
+                item, (broken, rules.may_keep_away), (silent, self._may_cut_off)
             )
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
@@ -192,8 +193,11 @@ class _Between:
         """Explain it by what happened to its machine."""
         for machine in (effect.who.node, effect.who.pod, effect.who.address):
             for reason in self._on_machine.get(machine, ())[: 4 * FEW]:
-                if rules.strikes(reason, effect) and not_later(reason, effect):
+                is_cut_off = reason.kind is FactKind.LINK_FAULT and effect.sort is Sort.ABSENT
+                is_before = self._may_cut_off(reason, effect) if is_cut_off else not_later(reason, effect)
+                if is_before and rules.strikes(reason, effect):
                     reason.explain(effect, is_named=True)
+                    reason.is_doubted |= is_cut_off and effect.when.latest_s is None  # perhaps it broke later
                     return True
         return False
 
@@ -218,6 +222,11 @@ class _Between:
         for reason in [item for item in reasons if not_later(item, effect)][:FEW]:
             reason.explain(effect, is_named=True)
         return bool(effect.causes)
+
+    def _may_cut_off(self, link: Item, absent: Item) -> bool:
+        """Whether a network fault may keep a rank away: soon before it did not come, and no step was made since."""
+        went_on = any(step.when.after_s(link.when) > GOES_ON_S for step in self._steps)
+        return not_later(link, absent) and rules.is_soon(link, absent) and not went_on
 
 
 def _is_sure(item: Item) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from signal import SIGKILL
 
-from allranks.facts.fact import FactKind, Said, Who
+from allranks.facts.fact import FactKind, Said, Same, Who
 from allranks.facts.item import SUFFERED, Item, Sort, is_outside
-from allranks.facts.rules import CLOCKS_S, DAY_S
+from allranks.facts.rules import CLOCKS_S, DAY_S, is_its_child
 from allranks.model.finding import Confidence
 
 GOES_ON_S = 10.0
@@ -66,9 +66,10 @@ class _Later:
         return 0 < item.place.line < self._last_lines.get((whose, item.place.source, item.who.pod), 0) - gap
 
     def is_unordered(self, item: Item) -> bool:
-        """Whether only other files, without a clock of the item's, tell of progress."""
-        files = {source for living, source, _ in self._last_lines if living is _ANYBODY}
-        return bool(files) and item.place.source not in files and (_ANYBODY, item.when.clock) not in self._last_s
+        """Whether only other files or pods, without a clock of the item's, tell of progress."""
+        parts = {(source, pod) for living, source, pod in self._last_lines if living is _ANYBODY}
+        is_there = (item.place.source, item.who.pod) in parts
+        return bool(parts) and not is_there and (_ANYBODY, item.when.clock) not in self._last_s
 
     def is_all_days_later(self, item: Item) -> bool:
         """Whether all that the job told came a day later; a hang may be ended days after its reason."""
@@ -105,6 +106,8 @@ class _Attempt:
         """Whether anything beside exceptions tells that the job did not go on."""
         self._has_code = any(item.fact.code for item in items)
         """Whether a process ended with an exit code, as after an exception that nobody caught."""
+        has_suffered = any(item.sort in SUFFERED for item in items)  # and ended for that, perhaps
+        self._first = [item for item in items if item.kind is FactKind.ENDED and item.is_first and not has_suffered]
         self._was_stopped = any(item.kind is FactKind.SCHEDULER_END and item.strength == 0 for item in items)
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in items)
 
@@ -149,7 +152,9 @@ class _Attempt:
             return False
         is_below = self._later.is_by_line(_ANYBODY, item)
         is_unordered = not self._has_failed and self._later.is_unordered(item)
-        if item.fact.is_caught and (is_unordered or end is not None):  # an exception does not end it by a signal
+        is_killed = end is not None or (self._was_killed and not self._has_code)
+        is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
+        if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
             return True
         if item.fact.is_fatal:
             return is_below and not self._has_code
@@ -179,6 +184,7 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
     attempt = _Attempt(items)
     told = [item for item in items if item.sort is not Sort.PROGRESS]
     survived = {item for item in told if attempt.has_survived(item)}
+    survived |= {item for item in told if any(is_its_child(item, raised) for raised in survived)}
     for item in told:
         item.is_doubted = item not in survived and attempt.is_doubtful(item)
         item.is_weak = item.is_doubted or attempt.is_weak(item)

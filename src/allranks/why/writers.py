@@ -6,7 +6,8 @@ Of three ranks that miss a module, torchrun sees one exit, and ends the others. 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from signal import SIGTERM
 
 from msgspec.structs import replace
@@ -49,7 +50,7 @@ def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
             chains[writer] = [*(chains.get(writer, []) if writer in linked else []), event.line.text]
             linked.discard(writer)
             shown = functions.pop(writer, None)
-            found = bare if shown is None else uncaught if shown & _OUTERMOST else caught
+            found = bare if not shown else uncaught if shown & _OUTERMOST else caught
             found.update((writer, text) for text in chains[writer])
     return uncaught | (bare - caught)
 
@@ -80,8 +81,9 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         has_lost = any(fact.kind in _LOSSES and fact.who.rank is None for fact in below)
         may_be_all = first.is_fatal or not first.is_generic  # who caught it may have gone on, until it was ended
         whos = _find_writers(first.who, len(same), near, may_be_all) if len(same) + has_lost <= len(near) else ()
-        if not whos and len(same) == 1 and not first.who.is_process:
-            whos = _find_next_end(same[0], [*below, *(fact for facts in alike.values() for fact in facts)], near)
+        if not whos and len(same) == 1 and not first.who.is_process and not first.is_caught:
+            told = [*others[first.attempt, source], *chain(*alike.values()), *ended[first.attempt, source].values()]
+            whos = _find_next_end(same[0], told, near)
         steps = [fact.when for fact in below if fact.kind is FactKind.STEP]
         if any(when.earliest_s == when.latest_s is not None for when in steps):
             whos = ()  # loggers write at once: it went on
@@ -109,11 +111,15 @@ def _find_writers(who: Who, num: int, ended: Sequence[Fact], may_be_all: bool) -
     return next((whos for whos in groups if len(whos) == num), ())
 
 
-def _find_next_end(raised: Fact, others: Iterable[Fact], ended: Sequence[Fact]) -> Sequence[Who]:
-    """Return the one process of this machine that ended by an error, if the next that this file tells is its end."""
+def _find_next_end(raised: Fact, others: Sequence[Fact], ended: Sequence[Fact]) -> Sequence[Who]:
+    """Return the one process of this machine that ended by an error, if the next that this file tells is its end.
+
+    Who was killed before it may be why it ended. A launcher ends the others before it tells of the first one.
+    """
     failed = [end for end in ended if end.code in _OF_ERRORS and end.who.compare_machines(raised.who) is not Same.NO]
     if len(failed) != 1:
         return ()
     lines = range(raised.place.line + 1, next(p.line for p in failed[0].places if p.source == raised.place.source))
-    between = [fact for fact in others if fact.place.source == raised.place.source and fact.place.line in lines]
-    return () if between or lines.stop < lines.start else (failed[0].who,)
+    places = {place.at for fact in others if fact.signal != SIGTERM for place in fact.places}
+    has_other = any((raised.place.source, line) in places for line in lines)
+    return () if has_other or lines.stop < lines.start else (failed[0].who,)
