@@ -79,7 +79,10 @@ class _Between:
         for item in sorted(items, key=directness):
             for machine in {item.who.node, item.who.pod, item.who.address} - {None}:
                 self._on_machine[machine].append(item)
-        self._steps = [item for item in items if item.kind is FactKind.STEP]
+        steps = sorted(
+            (item.when for item in items if item.kind is FactKind.STEP), key=lambda when: when.earliest_s or 0.0
+        )
+        self._last_steps = {when.clock: when for when in steps}
         self._in_group: defaultdict[str | None, list[Item]] = defaultdict(list)
         for item in self._of(Sort.ABSENT, Sort.BREAK):
             if item.kind is FactKind.MISSING or item.fact.group is not None:
@@ -225,7 +228,8 @@ class _Between:
 
     def _may_cut_off(self, link: Item, absent: Item) -> bool:
         """Whether a network fault may keep a rank away: soon before it did not come, and no step was made since."""
-        went_on = any(step.when.after_s(link.when) > GOES_ON_S for step in self._steps)
+        step = self._last_steps.get(link.when.clock)
+        went_on = step is not None and step.after_s(link.when) > GOES_ON_S
         return not_later(link, absent) and rules.is_soon(link, absent) and not went_on
 
 

@@ -184,7 +184,8 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
     attempt = _Attempt(items)
     told = [item for item in items if item.sort is not Sort.PROGRESS]
     survived = {item for item in told if attempt.has_survived(item)}
-    survived |= {item for item in told if any(is_its_child(item, raised) for raised in survived)}
+    killed = [item for item in told if item.kind is FactKind.ENDED and item.fact.said is Said.KERNEL]
+    survived |= {item for item in killed if any(is_its_child(item, raised) for raised in survived)}
     for item in told:
         item.is_doubted = item not in survived and attempt.is_doubtful(item)
         item.is_weak = item.is_doubted or attempt.is_weak(item)
