@@ -73,13 +73,14 @@ def run(lab: TestLab, folder: Path, *, late_s: float, for_s: float) -> tuple[str
     (folder / "train.py").write_text(TRAIN)
     three = ("-N3", "-w", "master-node,node01,node02")
     seconds = str(late_s), str(for_s)
-    with srun(lab, folder, *AGENT, "--ignore", "AR213", "train.py", *seconds, flags=three) as step:
-        assert step.stderr is not None
-        stderr = ""
-        for line in step.stderr:
+    step = srun(lab, folder, *AGENT, "--ignore", "AR213", "train.py", *seconds, flags=three)
+    stderr = ""
+    try:
+        for line in step.stderr or ():
             stderr += line
             if LINE.fullmatch(line):
                 (folder / "line_is_there").touch()
+    finally:
         code, stdout, _ = end(step)
     assert code == 0, stderr
     truth = dict(re.findall(r"truth (\d) (\S+)", stdout))

@@ -100,9 +100,8 @@ class _Between:
         silent = Pool(item for item in self._of(Sort.HINT) if self._is_of_silent_node(item))
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            _ = self._by_machine(item) or self._possibly(
-                item, (broken, rules.may_keep_away), (silent, self._may_cut_off)
-            )
+            if not self._by_machine(item):
+                self._possibly(item, (broken, rules.may_keep_away), (silent, self._may_cut_off))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:

@@ -5,6 +5,7 @@ Of three ranks that miss a module, torchrun sees one exit, and ends the others. 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -74,6 +75,11 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         else:
             others[fact.attempt, fact.place.source].append(fact)
             yield fact
+    told: defaultdict[str, set[int]] = defaultdict(set)  # cleanups of launchers are no news
+    for fact in chain(facts, *(own.values() for own in ended.values())):
+        for place in fact.places if fact.signal != SIGTERM else ():
+            told[place.source].add(place.line)
+    lines_of = {source: sorted(lines) for source, lines in told.items()}
     for (source, first), same in alike.items():
         below = [fact for fact in others[first.attempt, source] if fact.place.line > same[-1].place.line]
         living = {fact.who.rank for fact in below if fact.kind is FactKind.RAISED or fact.kind in _LOSSES}
@@ -82,8 +88,7 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         may_be_all = first.is_fatal or not first.is_generic  # who caught it may have gone on, until it was ended
         whos = _find_writers(first.who, len(same), near, may_be_all) if len(same) + has_lost <= len(near) else ()
         if not whos and len(same) == 1 and not first.who.is_process and not first.is_caught:
-            told = [*others[first.attempt, source], *chain(*alike.values()), *ended[first.attempt, source].values()]
-            whos = _find_next_end(same[0], told, near)
+            whos = _find_next_end(same[0], lines_of.get(source, []), near)
         steps = [fact.when for fact in below if fact.kind is FactKind.STEP]
         if any(when.earliest_s == when.latest_s is not None for when in steps):
             whos = ()  # loggers write at once: it went on
@@ -111,15 +116,17 @@ def _find_writers(who: Who, num: int, ended: Sequence[Fact], may_be_all: bool) -
     return next((whos for whos in groups if len(whos) == num), ())
 
 
-def _find_next_end(raised: Fact, others: Sequence[Fact], ended: Sequence[Fact]) -> Sequence[Who]:
+def _find_next_end(raised: Fact, told: Sequence[int], ended: Sequence[Fact]) -> Sequence[Who]:
     """Return the one process of this machine that ended by an error, if the next that this file tells is its end.
 
     Who was killed before it may be why it ended. A launcher ends the others before it tells of the first one.
+
+    Args:
+        told: lines of the file that state something, but for what a launcher's cleanup ended, in their order.
     """
     failed = [end for end in ended if end.code in _OF_ERRORS and end.who.compare_machines(raised.who) is not Same.NO]
     if len(failed) != 1:
         return ()
-    lines = range(raised.place.line + 1, next(p.line for p in failed[0].places if p.source == raised.place.source))
-    places = {place.at for fact in others if fact.signal != SIGTERM for place in fact.places}
-    has_other = any((raised.place.source, line) in places for line in lines)
-    return () if has_other or lines.stop < lines.start else (failed[0].who,)
+    line = next(place.line for place in failed[0].places if place.source == raised.place.source)
+    below = bisect_right(told, raised.place.line)
+    return (failed[0].who,) if told[below : below + 1] == [line] else ()
