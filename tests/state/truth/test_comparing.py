@@ -21,6 +21,7 @@ from allranks.state.truth import comparing as module
 from allranks.state.truth.comparing import Comparing, choose_exponent
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
 from allranks.state.truth.odd_one import Role
+from conftest import HANG_S
 
 State = dict[str, dict[str, Any]]
 Strike = Callable[[int, int, State], None]
@@ -35,9 +36,9 @@ class Talks:
         self._shared, self._barrier = shared, barrier
 
     def gather(self, word: Any) -> list[Any]:
-        self._barrier.wait(20)
+        self._barrier.wait()
         self._shared[self.membership.rank] = word
-        self._barrier.wait(20)
+        self._barrier.wait()
         return list(self._shared)
 
     def largest(self, *numbers: int) -> list[int]:
@@ -47,6 +48,26 @@ class Talks:
         sent = self.gather([own.clone() for own in tensors])[source]
         for own, data in zip(tensors, sent, strict=True):
             own.copy_(data)
+
+
+def live(num_ranks: int, life: Callable[[int, Talks], Any]) -> list[Any]:
+    """Return what each rank's life returns. If one raises, the others' talks break, and its error is raised."""
+    shared: list[Any] = [None] * num_ranks
+    barrier = threading.Barrier(num_ranks, timeout=HANG_S)
+
+    def live_or_leave(rank: int) -> Any:
+        try:
+            return life(rank, Talks(rank, shared, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        ends = [pool.submit(live_or_leave, rank) for rank in range(num_ranks)]
+    errors = [error for end in ends if (error := end.exception())]
+    for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+        raise error
+    return [end.result() for end in ends]
 
 
 def comparing_of(
@@ -93,11 +114,10 @@ def train(
     read: Callable[[State], State] = lambda state: state,
 ) -> tuple[list[Any], list[str]]:
     """Return the state, or the error, of each rank, and what rank 0 said."""
-    barrier, shared, said = threading.Barrier(num_ranks), [None] * num_ranks, list[str]()
+    said = list[str]()
 
-    def life(rank: int) -> Any:
+    def life(rank: int, talks: Talks) -> Any:
         state = state_of_training()
-        talks: Any = Talks(rank, shared, barrier)
         own = comparing_of(lambda: read(state), talks, policy=policy, verified=verified, say=said.append)
         begin(own)
         try:
@@ -112,8 +132,7 @@ def train(
             return error
         return state, own
 
-    with ThreadPoolExecutor(num_ranks) as pool:
-        return list(pool.map(life, range(num_ranks))), said
+    return live(num_ranks, life), said
 
 
 @pytest.fixture(autouse=True)
@@ -464,11 +483,10 @@ def test_a_number_that_was_computed_wrong_once_is_computed_again(monkeypatch: py
 
 @pytest.mark.parametrize(("num_ranks", "knows"), [(3, False), (2, True)])
 def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(num_ranks: int, knows: bool):
-    barrier, shared = threading.Barrier(num_ranks), [None] * num_ranks
     whole = module.Contents.of(state_of_training()).numbers()
 
-    def life(rank: int) -> str:
-        state, talks = state_of_training(), Talks(rank, shared, barrier)
+    def life(rank: int, talks: Talks) -> str:
+        state = state_of_training()
         state["fresh"] = {"w": torch.full((3,), float(rank))}  # which the checkpoint does not have
         if knows:
             state["model"]["mean"] = torch.full((3,), float(rank))  # which was not compared when it was saved
@@ -480,8 +498,7 @@ def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(
             own.loaded(8, ["model", "optimizer"], {"fingerprints": whole} if knows else {})
         return str(found.value)
 
-    with ThreadPoolExecutor(num_ranks) as pool:
-        (message,) = {*pool.map(life, range(num_ranks))}
+    (message,) = {*live(num_ranks, life)}
     assert " rank 1 on n07 has other bits than " in message
     assert "in model/v: 1 of 600 elements at step 8, never equal before; " in message
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ from allranks.state.truth.corruption import OnCorruption, ReplicaError
 from allranks.state.truth.finite import Finiteness, NotFiniteError
 from conftest import wait_until
 from state.test_loops import tracked
-from state.truth.test_comparing import Talks, roles_of
+from state.truth.test_comparing import Talks, live, roles_of
 
 NAN, INF = float("nan"), float("inf")
 
@@ -133,10 +131,9 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
     monkeypatch.setenv("ALLRANKS_AGENT_PID", "1")
     monkeypatch.setenv("ALLRANKS_NODE", "n07")
     monkeypatch.setattr(comparing, "choose_exponent", lambda *_: 0)
-    barrier, shared, said = threading.Barrier(3), [None] * 3, list[str]()
+    said = list[str]()
 
-    def life(rank: int) -> str:
-        talks: Any = Talks(rank, shared, barrier)
+    def life(rank: int, talks: Talks) -> str:
         model = torch.nn.Linear(8, 8, bias=False)
         torch.nn.init.constant_(model.weight, 0.5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -164,8 +161,7 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
             return str(error)
         return ""
 
-    with ThreadPoolExecutor(3) as pool:
-        (message,) = {*pool.map(life, range(3))}
+    (message,) = {*live(3, life)}
     if flips:
         assert message == (
             "allranks: AR610 replica-differs: rank 1 on n07 has other bits than 2 others, in model/weight: before "
