@@ -116,12 +116,8 @@ def find_place(text: str) -> Path:
 def _run_again(
     places: Sequence[Path], records: Sequence[Record], parting: Parting, *, is_sure: bool, can_ask: bool
 ) -> RerunOutcome | None:
-    """Run both again, and return what differs first; None: the user would rather not.
+    """Run both again, and return what differs first; None: the user, who can be asked, would rather not.
 
-    Args:
-        places: the directories of checkpoints.
-        parting: where their records part.
-        can_ask: somebody is at the terminal.
     Raises:
         UsageError: they cannot be run again here, or not without an answer.
         SetupError: one of them failed.

@@ -94,12 +94,7 @@ class EagerMode(TorchDispatchMode):  # type: ignore[misc]
 
 
 class OpRecorder(EagerMode):
-    """Records the operations of one step.
-
-    Args:
-        name_modules: returns the modules of the training by name.
-        step: which one it is.
-    """
+    """Records the operations of one step, each with the name of the module that does it."""
 
     def __init__(self, name_modules: Callable[[], Mapping[str, torch.nn.Module]] = dict, step: int = SETUP) -> None:
         super().__init__()
