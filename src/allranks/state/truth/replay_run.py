@@ -40,7 +40,7 @@ Alone = Callable[[], AbstractContextManager[None]]
 
 
 def check(function: Replayed | None, every: int | None, parts: Mapping[str, Any]) -> tuple[Replayed, int]:
-    """Return the function and the number of steps between replays; refuse with UsageError what can never be replayed."""
+    """Return function and number of steps between replays; refuse with UsageError what can never be replayed."""
     if not callable(function):
         kind = type(function).__name__
         raise UsageError(f"track(replay={kind}): expected f(batch), which does forward and backward")
