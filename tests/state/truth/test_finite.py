@@ -69,7 +69,7 @@ def test_a_parameter_counts_that_became_not_finite_and_not_one_that_began_so():
 
 
 class Life:
-    """A model whose gradients are NaN at one step."""
+    """A model whose gradients are NaN at one step, and, once its parameters are, at all later ones."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -80,7 +80,7 @@ class Life:
         with tracked(folder, every=1, model=self.model, optimizer=self.optimizer) as state:
             for step in state.steps([torch.ones(3, 2)] * 9, total=total):
                 with step as batch:
-                    self.model(batch).sum().backward()
+                    self.model(batch).square().sum().backward()
                     if step.number == nan_at:
                         self.model.bias.grad.fill_(NAN)  # type: ignore[union-attr]
                     if not is_skipped or step.number != nan_at:

@@ -93,7 +93,8 @@ class Comparing:
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
         self._ruined: int | None = None
         """Step at which parameters became NaN or infinite in an earlier life of this training."""
-        self._is_nan_said, self._is_on = False, self._membership.world_size > 1
+        self._is_nan_said = self._is_ruined = False
+        self._is_on = self._membership.world_size > 1
         self._is_verified: bool | None = None
         """Rank 0, which saves, is compared with another rank; None: they have not met yet."""
         self._own_group, self._groups = "", list[str]()
@@ -295,15 +296,17 @@ class Comparing:
         self._settle(self._without_updates(judge(reports).suspects, reports, step), reports, step, is_past=True)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
-        if ruined and step == self._ruined:
-            text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
-            raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
+        if ruined and not self._is_ruined:  # from then on, all gradients are NaN
+            if step == self._ruined:
+                text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
+                raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
+            self._is_ruined = True
+            if self._membership.is_leader:
+                write_ruined(self._directory, step)
         if not self._is_nan_said:
             equal = ", on all ranks alike" if self._is_on and groups_of(reports) else ""
             self.say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
         self._is_nan_said = True
-        if ruined and self._membership.is_leader:
-            write_ruined(self._directory, step)
 
     def _without_updates(
         self, suspects: Sequence[DifferingTensor], reports: Reports, step: int
