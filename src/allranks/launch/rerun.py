@@ -36,7 +36,6 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import end_srun
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.mask import HIDDEN
-from allranks.report.text import print_error, printable
 from allranks.state.saved.manifest import parse_final
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.truth.first_difference import FirstDifference, find_first
@@ -250,11 +249,10 @@ def _run_both(
             for run, plan, code, step in zip(runs, plans, codes, at, strict=True):
                 if code or (code == 0 and step != str(plan.until)):
                     said = find_regular(Path(plan.folder) / "output", at_most=64 << 20) or b""
-                    for line in said.decode(errors="replace").splitlines()[-WORDS:]:
-                        print_error(printable(line))
                     raise SetupError(
                         f"diff --replay: run {run.letter} ended with exit code {code} before step {plan.until}; the "
-                        "last lines of its output are above"
+                        "last lines of its output are below",
+                        more=said.decode(errors="replace").splitlines()[-WORDS:],
                     )
             time.sleep(TICK_S)
     return plans
