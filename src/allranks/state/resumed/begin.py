@@ -59,7 +59,7 @@ def begin(
     if plan is not None:
         from allranks.state.resumed.rerun_tracked import RerunTracked as kind  # noqa: N813
 
-        told["log"] = None
+        told |= {"log": None, "plan": plan}
     has_gloo = any(group.backend == "gloo" for group in membership.groups)
     made = kind(
         parts,

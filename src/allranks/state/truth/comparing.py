@@ -129,8 +129,11 @@ class Comparing:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
         began_s = time.monotonic()
         self._contents = Contents.of(self._read())
-        if self._is_on and self._is_verified is None:
-            self._meet()
+        if self._is_on and self._is_verified is None:  # which ranks can be compared is found out once
+            groups = groups_of(self.exchange({}))
+            self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
+            if not self._is_on:
+                self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
         self.numbers = self._contents.numbers() if self._is_on or self._membership.is_leader else {}
         if not self._is_on:
             self._contents.tensors.clear()  # what was gathered takes memory
@@ -261,13 +264,6 @@ class Comparing:
     def _agree(self, step: int) -> None:
         self._seen |= {name: self._seen.get(name, Seen()).then(number) for name, number in self._compared().items()}
         self.equal_step = step
-
-    def _meet(self) -> None:
-        """Find out which ranks can be compared; once, all ranks together."""
-        groups = groups_of(self.exchange({}))
-        self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
-        if not self._is_on:
-            self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
 
     # Where they differ
 

@@ -127,11 +127,7 @@ class Judged:
 
 
 def judge(reports: Reports, *, is_loaded: bool = False) -> Judged:
-    """Return what the reports come to.
-
-    Args:
-        is_loaded: a checkpoint has just been loaded, so all its tensors must be equal.
-    """
+    """Return what the reports come to; where a checkpoint has just been loaded, all its tensors must be equal."""
     suspects, not_replicated, is_by_script = list[DifferingTensor](), dict[str, None](), False
     for ranks in groups_of(reports):
         num_parted = num_watched = 0
