@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ def begin(
         store=_get_default_store() if membership.world_size > 1 else None,
         keep=keep,
     )
-    kind = Tracked
+    kind: Callable[..., Tracked] = Tracked
     if plan is not None:
         from allranks.state.resumed.rerun_tracked import RerunTracked as kind  # noqa: N813
 
