@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from allranks.model.errors import AllranksError
 from allranks.report.refusal import as_raised
 from allranks.report.text import count_of
 from allranks.state.resumed.agree import Agreement
@@ -76,7 +77,7 @@ def choose_exponent(check_s: float, step_s: float) -> int:
 
 
 class Comparing:
-    """What this rank compares with the others; it says on rank 0 what is to be told."""
+    """What this rank compares with the others; `say` tells it on rank 0."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Comparing:
         return self._finite.poll(step)
 
     def words(self, step: int, *, is_synchronized: bool = True) -> tuple[int, ...]:
-        """Return what this rank says at a boundary; nothing where, on all ranks, no check is due or weights differ."""
+        """Return what this rank says at a boundary; as all, nothing where no check is due or weights may differ."""
         is_due = self._num_checks < FIRST_CHECKS or step >> self._exponent != self._last_step >> self._exponent
         return self._words_now() if is_synchronized and is_due and step != self._last_step else ()
 
@@ -140,7 +141,7 @@ class Comparing:
         self._check_s = time.monotonic() - began_s
 
     def heard(self, step: int, largest: Sequence[int], *, looks: bool = False) -> bool:
-        """Take in the largest of each word, and of all `looks`; return whether there was a check here.
+        """Take in the largest of each word, and whether any rank `looks`; return whether there was a check here.
 
         Raises:
             NotFiniteError: parameters became NaN at this step in an earlier life, too.
@@ -239,7 +240,7 @@ class Comparing:
 
     def accuse(
         self, cause_id: str, what: str, ranks: Sequence[int], reports: Reports, *, is_decided: bool
-    ) -> Exception:
+    ) -> AllranksError:
         """Return what all ranks raise; the arguments are those of `ReplicaError`."""
         verified, *_ = self.talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
         told: Any = {"is_decided": is_decided, "policy": self._policy, "verified": verified}
@@ -307,7 +308,7 @@ class Comparing:
     def _without_updates(
         self, suspects: Sequence[DifferingTensor], reports: Reports, step: int
     ) -> list[DifferingTensor]:
-        """Return what no update of the script on some ranks alone explains; what one does, is not compared any more."""
+        """Return suspects without those that the script updated on some ranks alone: these are no longer compared."""
         doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]
         updated = find_updates(doubtful, self._count(doubtful, reports), parts=self._updated_parts)
         self._updated_parts.update(map(part_of, updated))

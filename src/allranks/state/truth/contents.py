@@ -40,7 +40,7 @@ class Contents:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], *, is_shared_once: bool = True) -> Contents:
-        """Return what the parts hold, each state by its part's name; tensors in the same memory once, or everywhere."""
+        """Return what the parts hold, by part; tensors in the same memory count once, else at each of their places."""
         found, places = cls(), set[object]()
         for path, value in _walk(state, "", {}):
             if isinstance(value, Tensor):

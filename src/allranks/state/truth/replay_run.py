@@ -82,7 +82,7 @@ def _read_tensor(data: bytes) -> torch.Tensor:
 
 
 def pack(batch: Any, parts: Parts, changing: Collection[Attribute] = ()) -> bytes:
-    """Return what a rank has that the gradients of its batch depend on; of numbers, those that the function changes.
+    """Return what a rank has that the gradients of its batch depend on; of the modules' numbers, those in `changing`.
 
     Raises:
         UsageError: the batch holds something that cannot be sent.
