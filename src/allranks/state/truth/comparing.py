@@ -46,6 +46,7 @@ from allranks.state.truth.odd_one import (
     Reports,
     Role,
     Seen,
+    Suspects,
     TensorReport,
     find_updates,
     groups_of,
@@ -305,9 +306,7 @@ class Comparing:
             self.say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
         self._is_nan_said = True
 
-    def _without_updates(
-        self, suspects: Sequence[DifferingTensor], reports: Reports, step: int
-    ) -> list[DifferingTensor]:
+    def _without_updates(self, suspects: Suspects, reports: Reports, step: int) -> Suspects:
         """Return suspects without those that the script updated on some ranks alone: these are no longer compared."""
         doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]
         updated = find_updates(doubtful, self._count(doubtful, reports), parts=self._updated_parts)
@@ -315,7 +314,7 @@ class Comparing:
         self._leave_out(updated, f" from step {step} on")
         return [own for own in suspects if own.name not in updated]
 
-    def _settle(self, faults: Sequence[DifferingTensor], reports: Reports, step: int, *, is_past: bool = False) -> None:
+    def _settle(self, faults: Suspects, reports: Reports, step: int, *, is_past: bool = False) -> None:
         """Heal them, or raise; if it is past, their bits are gone."""
         if faults:
             first, count = faults[0], None if is_past else self._count(faults[:1], reports)[faults[0].name]
@@ -324,7 +323,7 @@ class Comparing:
                 raise self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _heal(self, suspects: Sequence[DifferingTensor], reports: Reports, what: str, step: int) -> bool:
+    def _heal(self, suspects: Suspects, reports: Reports, what: str, step: int) -> bool:
         """Give the odd ranks the bits of the majority; False: nobody wants it, there is none, or it did not help."""
         for suspect in suspects:
             entries = [reports[rank].entries.get(suspect.name) for rank in (*suspect.ranks, suspect.reference)]
@@ -345,7 +344,7 @@ class Comparing:
         self.say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
         return True
 
-    def _count(self, suspects: Sequence[DifferingTensor], reports: Reports) -> dict[str, Difference]:
+    def _count(self, suspects: Suspects, reports: Reports) -> dict[str, Difference]:
         """Return how each differs from the reference's, on the rank where most does."""
         found = dict[str, Difference]()
         for suspect in suspects:

@@ -15,7 +15,7 @@ from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.fix import ANYBODY
 from allranks.model.hostlist import fold_hosts
 from allranks.report.text import fold_ranks
-from allranks.state.truth.odd_one import Difference, DifferingTensor, Reports
+from allranks.state.truth.odd_one import Difference, Reports, Suspects
 
 
 class OnCorruption(StrEnum):
@@ -76,12 +76,7 @@ class ReplicaError(AllranksError):
 
 
 def describe_bits(
-    suspects: Sequence[DifferingTensor],
-    count: Difference | None,
-    reports: Reports,
-    *,
-    step: int,
-    equal_step: int | None,
+    suspects: Suspects, count: Difference | None, reports: Reports, *, step: int, equal_step: int | None
 ) -> str:
     """Return what is known of replicas that differ, in words.
 
@@ -102,12 +97,7 @@ def describe_bits(
 
 
 def describe_gradients(
-    told: Sequence[Mapping[str, int]],
-    owner: int,
-    ranks: Sequence[int],
-    right: Sequence[int],
-    step: int,
-    reports: Reports,
+    told: Sequence[Mapping[str, int]], owner: int, ranks: list[int], right: list[int], step: int, reports: Reports
 ) -> str:
     """Return who computed other gradients from the batch of its owner, in words.
 

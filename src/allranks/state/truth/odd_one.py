@@ -115,6 +115,9 @@ class DifferingTensor(NamedTuple):
     role: Role = Role.TRAINED
 
 
+Suspects = Sequence[DifferingTensor]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """What a comparison of all ranks comes to; nothing at all where they are equal."""
@@ -176,9 +179,7 @@ def part_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def find_updates(
-    suspects: Sequence[DifferingTensor], counts: Mapping[str, Difference], *, parts: Collection[str] = ()
-) -> list[str]:
+def find_updates(suspects: Suspects, counts: Mapping[str, Difference], *, parts: Collection[str] = ()) -> list[str]:
     """Return the names of tensors that the script has changed on some ranks alone: that is no fault.
 
     Where these ranks changed much of one tensor of a part, all that they changed of that kind is an update: of the rows
