@@ -289,8 +289,8 @@ class Comparing:
         (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
         found = self.talks.gather((seen_at, name, before is not None))
         step, name = max(seen for seen, *_ in found), next((own for _, own, _ in found if own), "")
-        are_known = all(is_known for *_, is_known in found)
-        reports = self.exchange(before or {}) if are_known else []
+        can_compare = self._is_on and all(is_known for *_, is_known in found)
+        reports = self.exchange(before or {}) if can_compare else []
         self._settle(self._without_updates(judge(reports).suspects, reports, step), reports, step, is_past=True)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
@@ -302,7 +302,7 @@ class Comparing:
             if self._membership.is_leader:
                 write_ruined(self._directory, step)
         if not self._is_nan_said:
-            equal = ", on all ranks alike" if self._is_on and groups_of(reports) else ""
+            equal = ", on all ranks alike" if groups_of(reports) else ""
             self.say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
         self._is_nan_said = True
 
