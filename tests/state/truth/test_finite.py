@@ -205,8 +205,8 @@ def test_ranks_that_train_apart_are_not_accused_where_gradients_become_nan(monke
     live(2, life)
     assert said == [
         "at step 6 most tensors differ between all ranks: they are not compared any more",
-        "AR604 nan-loss: gradients are NaN or infinite at step 9, and then bias is: look at the data, the learning rate "
-        "and the precision",
+        "AR604 nan-loss: gradients are NaN or infinite at step 9, and then bias is: look at the data, the learning "
+        "rate and the precision",
     ]
 
 
