@@ -212,7 +212,9 @@ def test_a_replay_that_ends_before_its_steps_is_an_error(runs: Runs, tmp_path: P
     command = allranks_command("diff", str(tmp_path / "a"), str(tmp_path / "b"), "--replay", "--yes")
     done = subprocess.run(command, **runs.told, capture_output=True, timeout=120, check=False)
     assert done.returncode == 78, done.stdout
-    assert "ended with exit code 0 before step 4; the last lines of its output are above" in done.stderr
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert error.endswith("ended with exit code 0 before step 4; the last lines of its output are below")
+    assert "allranks: train.py succeeded: 1 rank" in done.stderr.partition(error)[2]
 
 
 @pytest.mark.by_hand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
@@ -139,6 +140,17 @@ def test_an_export_takes_a_run_for_its_newest_checkpoint(
     result = allranks("export", run, "--torch", "model.pt")
     assert result.returncode == 0, result.stderr
     assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == {"table", "head", "blocks.0.bias"}
+
+
+@pytest.mark.parametrize("run", ["latest", "runs/20261123-031500-977"])
+def test_an_export_of_a_run_finds_its_checkpoints_where_checkpoint_dir_had_them(
+    allranks: Allranks, checkpoints: Path, tmp_path: Path, run: str
+) -> None:
+    setting = {"name": "ALLRANKS_CHECKPOINT_DIR", "value": str(checkpoints), "reason": "", "source": ""}
+    node = write(tmp_path / "runs/20261123-031500-977/attempt_0/n1/env.json", json.dumps([setting])).parent
+    (tmp_path / "runs/latest").symlink_to(node.parent.parent.name)
+    result = allranks("export", run, "--torch", "model.pt")
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(

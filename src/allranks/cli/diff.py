@@ -87,28 +87,23 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
 
 
 def find_place(text: str) -> Path:
-    """Return the directory of checkpoints that is meant.
+    """Return the directory of checkpoints that is meant; also by one of them.
 
-    Args:
-        text: its path, that of one of its checkpoints or of a run's directory, a run's id, or `latest`.
     Raises:
         UsageError: there is none.
     """
-    from allranks.launch.batch.clean import checkpoint_places
-    from allranks.report.runs import find_run, is_run, read_run
+    from allranks.cli.export import places_of
     from allranks.state.saved.manifest import MANIFEST
     from allranks.state.saved.parts import list_checkpoints
     from allranks.state.truth.trace_file import FOLDER
 
-    path = Path(text)
-    run = read_run(path) if is_run(path) else None if path.exists() else find_run(text, Path("runs"))
-    places = [path.resolve().parent] if (path / MANIFEST).exists() else [path, path / "checkpoints"]
-    if run is not None:
-        places = [*checkpoint_places(run.path), run.path / "checkpoints"]
+    path, places = Path(text), places_of(text)
+    if (path / MANIFEST).exists():
+        places = [path.resolve().parent]
     for place in places:
         if (place / FOLDER).is_dir() or (place.is_dir() and list_checkpoints(place)):
             return place
-    if run is None and not path.exists():
+    if places[0] == path and not path.exists():
         raise UsageError(f"{text}: no such directory, and no such run in runs/; allranks list --all prints them")
     raise UsageError(f"{text}: no checkpoints and no record in {places[0]}; session() with track() makes them")
 
@@ -116,12 +111,8 @@ def find_place(text: str) -> Path:
 def _run_again(
     places: Sequence[Path], records: Sequence[Record], parting: Parting, *, is_sure: bool, can_ask: bool
 ) -> RerunOutcome | None:
-    """Run both again, and return what differs first; None: the user would rather not.
+    """Run both again, and return what differs first; None: the user, who can be asked, would rather not.
 
-    Args:
-        places: the directories of checkpoints.
-        parting: where their records part.
-        can_ask: somebody is at the terminal.
     Raises:
         UsageError: they cannot be run again here, or not without an answer.
         SetupError: one of them failed.

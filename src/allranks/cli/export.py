@@ -66,19 +66,13 @@ def export(checkpoint: str, safetensors_out: Path | None, torch_out: Path | None
 def find_checkpoint(text: str) -> Path:
     """Return the checkpoint, or the directory of checkpoints, that is meant.
 
-    Args:
-        text: a path of either, a run's directory, a run's id, or `latest`.
     Raises:
-        UsageError: there is no checkpoint at any of them.
+        UsageError: there is no checkpoint at any place.
     """
-    from allranks.report.runs import find_run
     from allranks.state.saved.manifest import MANIFEST
     from allranks.state.saved.parts import list_checkpoints
 
-    path = Path(text)
-    places = [path, path / "checkpoints"]
-    if not path.exists() and (run := find_run(text, Path("runs"))) is not None:
-        places = [run.path / "checkpoints"]
+    places = places_of(text)
     for place in places:
         if place.is_dir() and ((place / MANIFEST).exists() or list_checkpoints(place)):
             return place
@@ -87,3 +81,16 @@ def find_checkpoint(text: str) -> Path:
         f"export: {text}: found no checkpoint ({looked}); expected a checkpoint, which is a directory step_N with a "
         f"{MANIFEST}, a directory of checkpoints, for example runs/latest/checkpoints, or a run, for example latest"
     )
+
+
+def places_of(text: str) -> list[Path]:
+    """Return where checkpoints may be: of a path, else of a run, by its directory, its id, or `latest`.
+
+    The checkpoints of a run are where `allranks run --checkpoint-dir` had them, else in its directory.
+    """
+    from allranks.launch.batch.clean import checkpoint_places
+    from allranks.report.runs import find_run, is_run, read_run
+
+    path = Path(text)
+    run = read_run(path) if is_run(path) else None if path.exists() else find_run(text, Path("runs"))
+    return [path, path / "checkpoints"] if run is None else [*checkpoint_places(run.path), run.path / "checkpoints"]

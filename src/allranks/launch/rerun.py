@@ -25,7 +25,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import end_srun
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.mask import HIDDEN
-from allranks.report.text import print_error, printable
 from allranks.state.saved.manifest import parse_final
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.truth.first_difference import FirstDifference, find_first
@@ -131,11 +129,7 @@ def find_refusal(record: Record, step: int, here: Mapping[str, Any]) -> str | No
 
 
 def find_start(places: Sequence[Path], since: int | None) -> list[Path]:
-    """Return the newest checkpoints of one step that both runs have, at `since` or before; empty: there are none.
-
-    Args:
-        places: their directories of checkpoints.
-    """
+    """Return the newest checkpoints of one step in both places, at `since` or before; empty: there are none."""
     by_step = [{at[0]: path for path in reversed(list_checkpoints(place))
                 if (at := parse_final(path.name)) and since is not None and at[0] <= since}
                for place in places]  # fmt: skip
@@ -146,13 +140,11 @@ def find_start(places: Sequence[Path], since: int | None) -> list[Path]:
 def restore_words(
     letter: str, arguments: str, env: Mapping[str, str], ask: Callable[[str], str] | None = None
 ) -> list[str]:
-    """Return the arguments of a run with what is hidden in its record, which variables have, or a person.
+    """Return the arguments of a run with what is hidden in its record, which variables have, or a person, if any.
 
     >>> restore_words("A", "--lr 1 --hf-token '(hidden)'", {"ALLRANKS_HIDDEN_A1": "hf_1"})
     ['--lr', '1', '--hf-token', 'hf_1']
 
-    Args:
-        ask: returns the value of what it is given; None: nobody can be asked.
     Raises:
         UsageError: a value is missing.
     """
@@ -201,11 +193,8 @@ def environment_of(about: Mapping[str, Any], here: Mapping[str, str]) -> dict[st
 
 
 def run_again(runs: Sequence[StartedRun], steps: range, show: Callable[[str], None]) -> RerunOutcome:
-    """Run both, and return what differs first; afterwards all have ended, and nothing of them is left.
+    """Run both, and return what differs first in these steps; afterwards all have ended, and nothing of them is left.
 
-    Args:
-        steps: that are compared.
-        show: takes what is being done now.
     Raises:
         SetupError: a run fails.
         StoppedBySignal: somebody told this process to stop.
@@ -241,7 +230,13 @@ def _run_both(
     plans = [RerunPlan(folder=f"{folder}/{run.letter}", **told) for run in runs]
     with contextlib.ExitStack() as left:
         processes = list[subprocess.Popen[bytes]]()
-        inbox.kill_now = partial(_leave_nothing, processes, Path(folder).parent)
+
+        def leave_nothing() -> None:
+            for process in processes:
+                process.kill()
+            shutil.rmtree(Path(folder).parent, ignore_errors=True)
+
+        inbox.kill_now = leave_nothing
         for run, plan in zip(runs, plans, strict=True):
             processes.append(_start(run, plan))
             left.callback(end_srun, processes[-1])
@@ -254,20 +249,13 @@ def _run_both(
             for run, plan, code, step in zip(runs, plans, codes, at, strict=True):
                 if code or (code == 0 and step != str(plan.until)):
                     said = find_regular(Path(plan.folder) / "output", at_most=64 << 20) or b""
-                    for line in said.decode(errors="replace").splitlines()[-WORDS:]:
-                        print_error(printable(line))
                     raise SetupError(
                         f"diff --replay: run {run.letter} ended with exit code {code} before step {plan.until}; the "
-                        "last lines of its output are above"
+                        "last lines of its output are below",
+                        more=said.decode(errors="replace").splitlines()[-WORDS:],
                     )
             time.sleep(TICK_S)
     return plans
-
-
-def _leave_nothing(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    for process in processes:
-        process.kill()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _start(run: StartedRun, plan: RerunPlan) -> subprocess.Popen[bytes]:

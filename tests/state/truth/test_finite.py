@@ -69,7 +69,7 @@ def test_a_parameter_counts_that_became_not_finite_and_not_one_that_began_so():
 
 
 class Life:
-    """A model whose gradients are NaN at one step."""
+    """A model whose gradients are NaN at one step, and, once its parameters are, at all later ones."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -80,7 +80,7 @@ class Life:
         with tracked(folder, every=1, model=self.model, optimizer=self.optimizer) as state:
             for step in state.steps([torch.ones(3, 2)] * 9, total=total):
                 with step as batch:
-                    self.model(batch).sum().backward()
+                    self.model(batch).square().sum().backward()
                     if step.number == nan_at:
                         self.model.bias.grad.fill_(NAN)  # type: ignore[union-attr]
                     if not is_skipped or step.number != nan_at:
@@ -174,6 +174,40 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
         assert line.startswith(
             "AR604 nan-loss: gradients are NaN or infinite at step 7, and then w is, on all ranks alike"
         )
+
+
+def test_ranks_that_train_apart_are_not_accused_where_gradients_become_nan(monkeypatch: pytest.MonkeyPatch):
+    """They are not compared any more, also before the next check would be due."""
+    monkeypatch.setattr(comparing, "choose_exponent", lambda *_: 0)
+    said = list[str]()
+
+    def life(rank: int, talks: Talks) -> None:
+        model = torch.nn.Linear(8, 8)
+        for weight in model.parameters():
+            torch.nn.init.constant_(weight, 0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        parts: Any = SimpleNamespace(
+            roles=roles_of,
+            state=lambda: {"model": model.state_dict()},
+            optimizers=[optimizer],
+            parameters=lambda: dict(model.named_parameters()),
+        )
+        checkpoints: Any = SimpleNamespace(roll_back=list, directory=Path("/nowhere"))
+        say: Any = said.append if rank == 0 else str
+        own = Comparing(parts, checkpoints, policy=OnCorruption.ROLL_BACK, talks=talks, say=say)
+        for step in range(10):
+            looks, *words = talks.largest(own.looks(step), *(own.words(step) if step < 7 else ()))
+            own.heard(step, words, looks=bool(looks))
+            for weight in model.parameters():
+                weight.grad = torch.full_like(weight, NAN if step == 8 else 0.25 + rank * (step >= 5))
+            optimizer.step()
+
+    live(2, life)
+    assert said == [
+        "at step 6 most tensors differ between all ranks: they are not compared any more",
+        "AR604 nan-loss: gradients are NaN or infinite at step 9, and then bias is: look at the data, the learning "
+        "rate and the precision",
+    ]
 
 
 # Manifests

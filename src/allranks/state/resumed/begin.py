@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,11 @@ def begin(
         store=_get_default_store() if membership.world_size > 1 else None,
         keep=keep,
     )
-    kind = Tracked
+    kind: Callable[..., Tracked] = Tracked
     if plan is not None:
         from allranks.state.resumed.rerun_tracked import RerunTracked as kind  # noqa: N813
 
-        told["log"] = None
+        told |= {"log": None, "plan": plan}
     has_gloo = any(group.backend == "gloo" for group in membership.groups)
     made = kind(
         parts,

@@ -31,25 +31,19 @@ _setup: list[OpRecorder | None] = []
 
 def begin_setup() -> None:
     """Record from here on, if the plan says so; once in a process."""
-    if _plan().are_ops_recorded and _plan().first == SETUP and not _setup:
+    plan = RerunPlan.inherited()
+    if plan is not None and plan.are_ops_recorded and plan.first == SETUP and not _setup:
         _setup.append(recorder := OpRecorder())
         recorder.__enter__()
 
 
-def _plan() -> RerunPlan:
-    plan = RerunPlan.inherited()
-    assert plan is not None
-    return plan
-
-
 class RerunTracked(Tracked):
-    """The state of such a training, on this rank; its arguments are those of Tracked."""
+    """The state of such a training, on this rank; its other arguments are those of Tracked."""
 
-    def __init__(self, parts: Mapping[str, Any], **told: Any) -> None:
+    def __init__(self, parts: Mapping[str, Any], *, plan: RerunPlan, **told: Any) -> None:
         super().__init__(parts, **told)
         self._telling = Telling(told["cell"])  # without what the training logs to
-        self._plan = _plan()
-        self._told_s = 0.0
+        self._plan, self._told_s = plan, 0.0
 
     def load(self, **told: Any) -> None:
         """Begin at the plan's checkpoint; what a later `track` holds begins at step 0."""

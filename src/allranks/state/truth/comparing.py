@@ -19,11 +19,11 @@ what a check takes, and says k with the next one. Where ranks make local steps, 
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -43,8 +43,10 @@ from allranks.state.truth.odd_one import (
     Difference,
     DifferingTensor,
     ReplicaReport,
+    Reports,
     Role,
     Seen,
+    Suspects,
     TensorReport,
     find_updates,
     groups_of,
@@ -76,14 +78,7 @@ def choose_exponent(check_s: float, step_s: float) -> int:
 
 
 class Comparing:
-    """What this rank compares with the others.
-
-    Args:
-        parts: that are tracked.
-        policy: what becomes of the job when a replica differs.
-        talks: with all ranks.
-        say: takes what is to be told, on rank 0.
-    """
+    """What this rank compares with the others; `say` tells it on rank 0."""
 
     def __init__(
         self,
@@ -100,7 +95,8 @@ class Comparing:
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
         self._ruined: int | None = None
         """Step at which parameters became NaN or infinite in an earlier life of this training."""
-        self._is_nan_said, self._is_on = False, self._membership.world_size > 1
+        self._is_nan_said = self._is_ruined = False
+        self._is_on = self._membership.world_size > 1
         self._is_verified: bool | None = None
         """Rank 0, which saves, is compared with another rank; None: they have not met yet."""
         self._own_group, self._groups = "", list[str]()
@@ -109,8 +105,6 @@ class Comparing:
         """What is not replicated, and never compared again."""
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
-        self._is_loading = False
-        """What is seen is what the checkpoint says."""
         self._exponent = self._proposed = self._num_checks = 0
         """The exponent of now, and rank 0's next one: of many ranks there is always one that measured too much."""
         self._last_step, self._last_s, self._check_s = -1, 0.0, 0.0
@@ -125,11 +119,7 @@ class Comparing:
         return self._finite.poll(step)
 
     def words(self, step: int, *, is_synchronized: bool = True) -> tuple[int, ...]:
-        """Return what this rank says at a boundary; nothing where no check is due. The same on all ranks.
-
-        Args:
-            is_synchronized: all ranks should have the same weights now.
-        """
+        """Return what this rank says at a boundary; as all, nothing where no check is due or weights may differ."""
         is_due = self._num_checks < FIRST_CHECKS or step >> self._exponent != self._last_step >> self._exponent
         return self._words_now() if is_synchronized and is_due and step != self._last_step else ()
 
@@ -141,18 +131,19 @@ class Comparing:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
         began_s = time.monotonic()
         self._contents = Contents.of(self._read())
-        if self._is_on and self._is_verified is None:
-            self._meet()
+        if self._is_on and self._is_verified is None:  # which ranks can be compared is found out once
+            groups = groups_of(self.exchange({}))
+            self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
+            if not self._is_on:
+                self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
         self.numbers = self._contents.numbers() if self._is_on or self._membership.is_leader else {}
         if not self._is_on:
             self._contents.tensors.clear()  # what was gathered takes memory
         self._check_s = time.monotonic() - began_s
 
     def heard(self, step: int, largest: Sequence[int], *, looks: bool = False) -> bool:
-        """Take in the largest of each word; return whether there was a check here.
+        """Take in the largest of each word, and whether any rank `looks`; return whether there was a check here.
 
-        Args:
-            looks: of any rank.
         Raises:
             NotFiniteError: parameters became NaN at this step in an earlier life, too.
             ReplicaError: one rank has other bits than the rest, or the ranks have different ones.
@@ -191,12 +182,11 @@ class Comparing:
             own = self._compared()
             known = common.get("fingerprints", own)
             self._seen = {name: Seen(known[name]) for name in own if name in known and part_of(name) in parts}
-            self._is_loading = True
             if not _are_equal(self.talks.largest(*self._said())):
-                self._examine(step)
+                reports = self._exchange_anew(self._seen)
+                self._settle(judge(reports, is_loaded=True).suspects, reports, step)
             roles = self._read_roles(self._seen.keys() & {*common.get("watched", ())})
             self._seen |= {name: Seen(num_changes=2) for name, role in roles.items() if role is Role.TRAINED}
-            self._is_loading = False
 
     # Saves
 
@@ -223,29 +213,24 @@ class Comparing:
     # Replays
 
     def why_apart(self, names: Sequence[str]) -> str:
-        """Return why ranks may compute other gradients from the same batch; empty: they have the same parameters.
-
-        Args:
-            names: of all parameters.
-        """
+        """Return why ranks may compute other gradients from the same batch; empty: their parameters are the same."""
         if not self._is_on:
             return "no two ranks are known to have the same weights"
         apart = self._dropped & {*names}
         return f"{count_of(len(apart), 'parameter')} ({_some(sorted(apart))}) of each rank are its own" if apart else ""
 
-    def exchange(self, numbers: Mapping[str, int] = MappingProxyType({})) -> list[ReplicaReport]:
+    def exchange(self, numbers: Mapping[str, int]) -> Reports:
         """Return who all ranks are, which of them compute the same bits, and what they have; all call it together.
 
-        Args:
-            numbers: what this rank has. A script may have set another number of threads since the last time.
+        A script may have set another number of threads since the last time.
         """
-        forms, told = self._contents.forms(), self._seen if self._is_loading else numbers
-        compared = [name for name in told if name in forms and name not in self._dropped]
+        tensors, entries = self._contents.tensors, dict[str, TensorReport]()
+        compared = (name for name in numbers if name in tensors and name not in self._dropped)
+        for name, role in self._read_roles(compared).items():
+            form = tensors[name].dtype, tensors[name].shape
+            entries[name] = TensorReport(numbers[name], self._seen.get(name, Seen()), form, role)
         own = ReplicaReport(
-            entries={
-                name: TensorReport(numbers[name], self._seen.get(name, Seen()), forms[name], role)
-                for name, role in self._read_roles(compared).items()
-            },
+            entries=entries,
             group=_describe_group(self._contents),
             node=os.environ.get("ALLRANKS_NODE") or os.uname().nodename,
             device=_name_gpu(self._contents),
@@ -255,7 +240,7 @@ class Comparing:
         return reports
 
     def accuse(
-        self, cause_id: str, what: str, ranks: Sequence[int], reports: Sequence[ReplicaReport], *, is_decided: bool
+        self, cause_id: str, what: str, ranks: Sequence[int], reports: Reports, *, is_decided: bool
     ) -> AllranksError:
         """Return what all ranks raise; the arguments are those of `ReplicaError`."""
         verified, *_ = self.talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
@@ -269,8 +254,9 @@ class Comparing:
         return self._proposed, *(self._said() if self._is_on else ())
 
     def _said(self) -> tuple[int, ...]:
-        own, is_own = hash_numbers(self._compared()), [group == self._own_group for group in self._groups]
-        return tuple(word for is_ours in is_own for word in ((own, ~own) if is_ours else (_LEAST, _LEAST)))
+        own = hash_numbers(self._compared())
+        said = ((own, ~own) if group == self._own_group else (_LEAST, _LEAST) for group in self._groups)
+        return tuple(itertools.chain(*said))
 
     def _compared(self) -> dict[str, int]:
         """Return the number of each tensor that is compared; `numbers` has entries for Python's numbers, too."""
@@ -281,62 +267,63 @@ class Comparing:
         self._seen |= {name: self._seen.get(name, Seen()).then(number) for name, number in self._compared().items()}
         self.equal_step = step
 
-    def _meet(self) -> None:
-        """Find out which ranks can be compared; once, all ranks together."""
-        groups = groups_of(self.exchange())
-        self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
-        if not self._is_on:
-            self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
-
     # Where they differ
 
     def _examine(self, step: int) -> None:
-        self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
-        reports = self.exchange(self.numbers)
-        judged = judge(reports, is_loaded=self._is_loading)
+        reports = self._exchange_anew(self._contents.tensors)
+        judged = judge(reports)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
             self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
-        updated = [] if self._is_loading else self._find_updates(judged.suspects, reports)
-        self._leave_out(updated, f" from step {step} on")
-        if suspects := [own for own in judged.suspects if own.name not in updated]:
-            (count,) = self._count(suspects[:1], reports).values()
-            what = describe_bits(suspects, count, reports, step=step, equal_step=self.equal_step)
-            if not self._heal(suspects, reports, what, step):
-                raise self._error(what, suspects[0], reports)
-        if not self._is_loading:
-            self._agree(step)
+        self._settle(self._without_updates(judged.suspects, reports, step), reports, step)
+        self._agree(step)
+
+    def _exchange_anew(self, names: Collection[str]) -> Reports:
+        self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
+        return self.exchange({name: self.numbers[name] for name in names})
 
     def _examine_before(self) -> None:
         """Gradients were not finite: compare what the ranks had before the update with them."""
         (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
         found = self.talks.gather((seen_at, name, before is not None))
         step, name = max(seen for seen, *_ in found), next((own for _, own, _ in found if own), "")
-        are_known = all(is_known for *_, is_known in found)
-        reports = self.exchange(before or {}) if are_known else []
-        judged = judge(reports)
-        updated = self._find_updates(judged.suspects, reports)  # their bits are still there: no optimizer changed them
-        if suspects := [own for own in judged.suspects if own.name not in updated]:
-            what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
-            raise self._error(what, suspects[0], reports)
+        can_compare = self._is_on and all(is_known for *_, is_known in found)
+        reports = self.exchange(before or {}) if can_compare else []
+        self._settle(self._without_updates(judge(reports).suspects, reports, step), reports, step, is_past=True)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
-        if ruined and step == self._ruined:
-            text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
-            raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
+        if ruined and not self._is_ruined:  # from then on, all gradients are NaN
+            if step == self._ruined:
+                text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
+                raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
+            self._is_ruined = True
+            if self._membership.is_leader:
+                write_ruined(self._directory, step)
         if not self._is_nan_said:
-            equal = ", on all ranks alike" if self._is_on and groups_of(reports) else ""
+            equal = ", on all ranks alike" if groups_of(reports) else ""
             self.say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
         self._is_nan_said = True
-        if ruined and self._membership.is_leader:
-            write_ruined(self._directory, step)
+
+    def _without_updates(self, suspects: Suspects, reports: Reports, step: int) -> Suspects:
+        """Return suspects without those that the script updated on some ranks alone: these are no longer compared."""
+        doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]
+        updated = find_updates(doubtful, self._count(doubtful, reports), parts=self._updated_parts)
+        self._updated_parts.update(map(part_of, updated))
+        self._leave_out(updated, f" from step {step} on")
+        return [own for own in suspects if own.name not in updated]
+
+    def _settle(self, faults: Suspects, reports: Reports, step: int, *, is_past: bool = False) -> None:
+        """Heal them, or raise; if it is past, their bits are gone."""
+        if faults:
+            first, count = faults[0], None if is_past else self._count(faults[:1], reports)[faults[0].name]
+            what = describe_bits(faults, count, reports, step=step, equal_step=self.equal_step)
+            if is_past or not self._heal(faults, reports, what, step):
+                raise self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def _heal(
-        self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport], what: str, step: int
-    ) -> bool:
+    def _heal(self, suspects: Suspects, reports: Reports, what: str, step: int) -> bool:
         """Give the odd ranks the bits of the majority; False: nobody wants it, there is none, or it did not help."""
         for suspect in suspects:
             entries = [reports[rank].entries.get(suspect.name) for rank in (*suspect.ranks, suspect.reference)]
@@ -357,38 +344,25 @@ class Comparing:
         self.say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
         return True
 
-    def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
-        return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
-
-    def _find_updates(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> list[str]:
-        doubtful = [own for own in suspects if own.is_frozen or own.role is not Role.TRAINED]
-        updated = find_updates(doubtful, self._count(doubtful, reports), parts=self._updated_parts)
-        self._updated_parts.update(map(part_of, updated))
-        return updated
-
-    def _count(self, suspects: Sequence[DifferingTensor], reports: Sequence[ReplicaReport]) -> dict[str, Difference]:
+    def _count(self, suspects: Suspects, reports: Reports) -> dict[str, Difference]:
         """Return how each differs from the reference's, on the rank where most does."""
-        found = list[int]()
+        found = dict[str, Difference]()
         for suspect in suspects:
             other, own = self._fetch(suspect, reports), self._contents.tensors.get(suspect.name)
             counts = count_differences(own, other) if self._membership.rank in suspect.ranks else (0, 0, 0)
-            found += [*counts, 1 if other is None else other.numel()]
-        largest = iter(self.talks.largest(*found) if found else ())
-        told = zip(suspects, *[largest] * 4, strict=True)
-        return {own.name: Difference(*numbers) for own, *numbers in told}
+            found[suspect.name] = Difference(*self.talks.largest(*counts, 1 if other is None else other.numel()))
+        return found
 
-    def _fetch(self, suspect: DifferingTensor, reports: Sequence[ReplicaReport]) -> torch.Tensor | None:
+    def _fetch(self, suspect: DifferingTensor, reports: Reports) -> torch.Tensor | None:
         """Return the tensor of the reference, which sends it to all ranks; None: it has none there."""
         entry = reports[suspect.reference].entries.get(suspect.name)
         if entry is None:
             return None
         dtype, shape = entry.form
         own = self._contents.tensors.get(suspect.name)
+        data = torch.empty(shape, dtype=dtype, device=None if own is None else own.device)
         if own is not None and self._membership.rank == suspect.reference:
-            data = own.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-        else:
-            kind = getattr(torch, dtype.removeprefix("torch."))
-            data = torch.empty(shape, dtype=kind, device=None if own is None else own.device)
+            data.copy_(own)
         self.talks.give([data.reshape(-1)], suspect.reference)
         return data
 
@@ -405,8 +379,7 @@ def _are_equal(largest: Sequence[int]) -> bool:
 
 def _describe_group(contents: Contents) -> str:
     """What decides which bits this rank computes, and which shards it has."""
-    devices = {own.device for own in contents.tensors.values()}
-    names = sorted({torch.cuda.get_device_name(own) for own in devices if own.type == "cuda"})
+    names = sorted({torch.cuda.get_device_name(own.device) for own in contents.tensors.values() if own.is_cuda})
     own = (*names, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__)
     return repr((own, sorted(contents.shards)))
 

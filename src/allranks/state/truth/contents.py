@@ -40,11 +40,7 @@ class Contents:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], *, is_shared_once: bool = True) -> Contents:
-        """Return what the parts hold, each state by its part's name.
-
-        Args:
-            is_shared_once: tensors in the same memory count once, else at each place.
-        """
+        """Return what the parts hold, by part; tensors in the same memory count once, else at each of their places."""
         found, places = cls(), set[object]()
         for path, value in _walk(state, "", {}):
             if isinstance(value, Tensor):
@@ -66,10 +62,6 @@ class Contents:
         """Return the fingerprint of each entry."""
         of_tensors = zip(self.tensors, fingerprint([*self.tensors.values()]), strict=True)
         return {**dict(of_tensors), **{name: hash_text(*texts) for name, texts in self.texts.items()}}
-
-    def forms(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return dtype and shape of each tensor."""
-        return {name: (str(own.dtype), tuple(own.shape)) for name, own in self.tensors.items()}
 
     def _add(self, path: str, tensor: Tensor, places: set[object]) -> None:
         if is_dtensor(tensor):
@@ -96,15 +88,14 @@ def _walk(
     Args:
         seen: by id, the path of each object so far, and the object itself: no other one gets its id.
     """
-    items: Iterable[tuple[object, Any]]
     if isinstance(value, Tensor) and value.layout is not torch.strided:
         value = value.detach().__reduce_ex__(2)[1]  # as pickle has it: layout, indices, values, size
     elif getattr(getattr(value, "dtype", None), "hasobject", False):
         value = value.tolist()  # of NumPy; its bytes are addresses of objects
+    items: Iterable[tuple[object, Any]] = ()
     if isinstance(value, Tensor):
         yield path, value
-        return
-    if isinstance(value, Mapping) and depth > 0:
+    elif isinstance(value, Mapping) and depth > 0:
         items = value.items()
     elif isinstance(value, list | tuple) and depth > 0:
         items = enumerate(value)
@@ -112,17 +103,14 @@ def _walk(
         items = enumerate(sorted(map(repr, value)))
     elif hasattr(value, "tobytes"):
         yield path, str(hash_bytes(value.tobytes()))
-        return
-    elif depth > 0 and (attributes := _attributes(value)) is not None:
-        if id(value) in seen:
-            yield path, seen[id(value)][0]
-            return
+    elif depth <= 0 or (attributes := _attributes(value)) is None:
+        yield path, re.sub(" at 0x[0-9a-f]+", "", repr(value))
+    elif id(value) in seen:
+        yield path, seen[id(value)][0]
+    else:
         seen[id(value)] = path, value
         path, depth = f"{path}/{type(value).__qualname__}", depth - OBJECT + 1
         items = attributes.items()
-    else:
-        yield path, re.sub(" at 0x[0-9a-f]+", "", repr(value))
-        return
     for key, item in items:
         yield from _walk(item, f"{path}/{key}" if path else str(key), seen, depth - 1)
 

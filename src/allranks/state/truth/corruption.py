@@ -15,7 +15,7 @@ from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.fix import ANYBODY
 from allranks.model.hostlist import fold_hosts
 from allranks.report.text import fold_ranks
-from allranks.state.truth.odd_one import Difference, DifferingTensor, ReplicaReport
+from allranks.state.truth.odd_one import Difference, Reports, Suspects
 
 
 class OnCorruption(StrEnum):
@@ -41,7 +41,6 @@ class ReplicaError(AllranksError):
         cause_id: AR610 or AR611.
         what: was found, in words.
         ranks: at fault; where it is not decided, one of them is.
-        reports: of all ranks.
         policy: says, with `verified`, whether the job may be started again.
         verified: steps of checkpoints on which the replicas agreed, in words: the newest, and one being written.
     """
@@ -51,7 +50,7 @@ class ReplicaError(AllranksError):
         cause_id: str,
         what: str,
         ranks: Sequence[int],
-        reports: Sequence[ReplicaReport],
+        reports: Reports,
         *,
         is_decided: bool,
         policy: OnCorruption,
@@ -77,19 +76,13 @@ class ReplicaError(AllranksError):
 
 
 def describe_bits(
-    suspects: Sequence[DifferingTensor],
-    count: Difference | None,
-    reports: Sequence[ReplicaReport],
-    *,
-    step: int,
-    equal_step: int | None,
+    suspects: Suspects, count: Difference | None, reports: Reports, *, step: int, equal_step: int | None
 ) -> str:
     """Return what is known of replicas that differ, in words.
 
     Args:
         suspects: the first one stands for all.
         count: how it differs; None: its bits are gone.
-        reports: of all ranks.
         equal_step: at which all were equal the last time; None: at no check of this process.
     """
     first = suspects[0]
@@ -104,22 +97,14 @@ def describe_bits(
 
 
 def describe_gradients(
-    told: Sequence[Mapping[str, int]],
-    owner: int,
-    ranks: Sequence[int],
-    right: Sequence[int],
-    step: int,
-    reports: Sequence[ReplicaReport],
+    told: Sequence[Mapping[str, int]], owner: int, ranks: list[int], right: list[int], step: int, reports: Reports
 ) -> str:
-    """Return who computed other gradients from a batch, in words.
+    """Return who computed other gradients from the batch of its owner, in words.
 
     Args:
         told: by rank, the number of each gradient by name.
-        owner: the rank whose batch it is.
         ranks: at fault; all where nobody decides.
         right: those that agree with each other.
-        step: so many are done.
-        reports: of all ranks.
     """
     one = told[ranks[0]]
     other = next(told[rank] for rank in (*right, *ranks[1:]) if told[rank] != one)
@@ -130,7 +115,7 @@ def describe_gradients(
     return f"{what} from the batch of rank {owner}, in {_first_of(names)} at step {step}"
 
 
-def _name(ranks: Sequence[int], reports: Sequence[ReplicaReport]) -> str:
+def _name(ranks: Sequence[int], reports: Reports) -> str:
     """Return ranks with their nodes and GPUs."""
     places = {own.node + f" ({own.device})" * bool(own.device): None for own in (reports[rank] for rank in ranks)}
     return f"{fold_ranks(ranks)} on {', '.join(places)}"

@@ -32,12 +32,7 @@ class NotFiniteError(AllranksError):
 
 
 class Finiteness:
-    """What this rank's gradients and parameters are.
-
-    Args:
-        parameters: returns those of the tracked modules, by name.
-        numbers: returns the numbers of the whole state now.
-    """
+    """What this rank's gradients and parameters are; `numbers` returns those of its whole state now."""
 
     def __init__(
         self,
@@ -94,10 +89,10 @@ class Finiteness:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def find_bad_parameter(self) -> str:
         """Return the name of a parameter that became NaN or infinite; empty: all are finite, or began so."""
-        named = {name: _own_numbers(parameter) for name, parameter in self._parameters().items()}
-        found = {name: own for name, own in named.items() if own is not None}
-        are_fine = not any(_seem_bad(found.values()).values())
-        bad = set[str]() if are_fine else {name for name, own in found.items() if not _is_finite(own)}
+        held = self._parameters().items()
+        found = {name: own for name, parameter in held if (own := _own_numbers(parameter)) is not None}
+        seems_bad = any(_seem_bad(found.values()).values())
+        bad = {name for name, own in found.items() if seems_bad and not _is_finite(own)}
         if self._exempt is None:
             self._exempt = bad
         return min(bad - self._exempt, default="")

@@ -20,7 +20,6 @@ from itertools import zip_longest
 from allranks.state.truth.op_file import BATCH, SETUP, Op, OpValue
 from allranks.state.truth.parting import say_ranks
 
-Pair = tuple[Op | None, Op | None]
 REACH = 400
 """How many operations may be in one run alone, before both go on alike."""
 _ALIKE = 2
@@ -66,11 +65,7 @@ class FirstDifference:
 
 
 def find_first(steps: Iterable[tuple[int, Sequence[Op], Sequence[Op]]]) -> FirstDifference | None:
-    """Return the first difference of a step.
-
-    Args:
-        steps: rank, its operations in run A, and those in run B.
-    """
+    """Return the first difference of a step; it has for each rank its operations in run A, and those in run B."""
     found = [own for rank, a, b in steps if (own := _find_on(rank, a, b))]
     if not found:
         return None
@@ -125,7 +120,7 @@ def _compare(one: Op, two: Op) -> tuple[DifferenceKind, tuple[str, str]] | None:
     return None
 
 
-def align(a: Sequence[Op], b: Sequence[Op]) -> Iterator[Pair]:
+def align(a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[Op | None, Op | None]]:
     """Yield operations that belong together; those that one run alone has done beside the other's, or None.
 
     >>> runs = [[Op(name, "", "", (), ()) for name in own] for own in ("xyzuv", "xqyzuv")]

@@ -23,11 +23,11 @@ but for a tensor that never changed: who has changed it, is.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 UPDATE_SHARE = 0.01
 """Of the elements: an update changes nearly all, a fault one or a few. If all have changed, it is an update, also of
@@ -80,7 +80,7 @@ class TensorReport(NamedTuple):
     number: int
     before: Seen
     """After a load, with the number that the checkpoint has."""
-    form: tuple[str, tuple[int, ...]]
+    form: tuple[Any, tuple[int, ...]]
     """Dtype and shape."""
     role: Role = Role.TRAINED
 
@@ -98,6 +98,10 @@ class ReplicaReport:
     """UUID of its GPU, where it has one."""
 
 
+Reports = Sequence[ReplicaReport]
+"""Of all ranks, in their order."""
+
+
 class DifferingTensor(NamedTuple):
     """A tensor that differs where it must not."""
 
@@ -111,6 +115,9 @@ class DifferingTensor(NamedTuple):
     role: Role = Role.TRAINED
 
 
+Suspects = Sequence[DifferingTensor]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """What a comparison of all ranks comes to; nothing at all where they are equal."""
@@ -122,12 +129,8 @@ class Judged:
     """Most tensors differ, and no two ranks agree: the ranks train apart, and nothing is at fault."""
 
 
-def judge(reports: Sequence[ReplicaReport], *, is_loaded: bool = False) -> Judged:
-    """Return what the reports of all ranks, in their order, come to.
-
-    Args:
-        is_loaded: a checkpoint has just been loaded, so all its tensors must be equal.
-    """
+def judge(reports: Reports, *, is_loaded: bool = False) -> Judged:
+    """Return what the reports come to; where a checkpoint has just been loaded, all its tensors must be equal."""
     suspects, not_replicated, is_by_script = list[DifferingTensor](), dict[str, None](), False
     for ranks in groups_of(reports):
         num_parted = num_watched = 0
@@ -159,15 +162,15 @@ def judge(reports: Sequence[ReplicaReport], *, is_loaded: bool = False) -> Judge
     )
 
 
-def groups_of(reports: Sequence[ReplicaReport]) -> list[list[int]]:
+def groups_of(reports: Reports) -> list[list[int]]:
     """Return the ranks that can be compared with each other, where there are several.
 
     >>> [groups_of([ReplicaReport(entries={}, group=name) for name in names]) for names in ("aba", "ab")]
     [[[0, 2]], []]
     """
-    groups: dict[str, list[int]] = {}
+    groups = defaultdict[str, list[int]](list)
     for rank, report in enumerate(reports):
-        groups.setdefault(report.group, []).append(rank)
+        groups[report.group].append(rank)
     return [ranks for ranks in groups.values() if len(ranks) > 1]
 
 
@@ -176,9 +179,7 @@ def part_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def find_updates(
-    suspects: Iterable[DifferingTensor], counts: Mapping[str, Difference], *, parts: Collection[str] = ()
-) -> list[str]:
+def find_updates(suspects: Suspects, counts: Mapping[str, Difference], *, parts: Collection[str] = ()) -> list[str]:
     """Return the names of tensors that the script has changed on some ranks alone: that is no fault.
 
     Where these ranks changed much of one tensor of a part, all that they changed of that kind is an update: of the rows
@@ -187,15 +188,10 @@ def find_updates(
     Args:
         parts: that had updates before: what a part computes, such as a mean of BatchNorm's, follows from them.
     """
-    alike: dict[tuple[str, tuple[int, ...], Role], list[DifferingTensor]] = {}
-    for suspect in suspects:
-        alike.setdefault((part_of(suspect.name), suspect.ranks, suspect.role), []).append(suspect)
-    found = [
-        own
-        for (part, _, role), own in alike.items()
-        if (role is Role.OTHER and part in parts) or any(_is_update(one, counts[one.name]) for one in own)
-    ]
-    return [suspect.name for own in found for suspect in own]
+    kinds = [(part_of(own.name), own.ranks, own.role) for own in suspects]
+    updated = {kind for kind, own in zip(kinds, suspects, strict=True) if _is_update(own, counts[own.name])}
+    updated |= {kind for kind in kinds if kind[0] in parts and kind[2] is Role.OTHER}
+    return [own.name for kind, own in zip(kinds, suspects, strict=True) if kind in updated]
 
 
 def _is_update(suspect: DifferingTensor, difference: Difference) -> bool:

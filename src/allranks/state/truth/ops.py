@@ -94,12 +94,7 @@ class EagerMode(TorchDispatchMode):  # type: ignore[misc]
 
 
 class OpRecorder(EagerMode):
-    """Records the operations of one step.
-
-    Args:
-        name_modules: returns the modules of the training by name.
-        step: which one it is.
-    """
+    """Records the operations of one step, each with the name of the module that does it."""
 
     def __init__(self, name_modules: Callable[[], Mapping[str, torch.nn.Module]] = dict, step: int = SETUP) -> None:
         super().__init__()
@@ -173,13 +168,10 @@ def _number(tensors: Iterable[Tensor]) -> tuple[OpValue, ...]:
     """Return form and fingerprint of each tensor; what shows the same bits, once."""
     views = {(own.data_ptr(), own.shape, own.stride(), own.dtype, own.is_conj(), own.is_neg()): own for own in tensors}
     large = iter(fingerprint([own for own in views.values() if own.nbytes > SMALL_BYTES]))
-    numbers = (next(large) if own.nbytes > SMALL_BYTES else _hash_small(own) for own in views.values())
+    numbers = (next(large) if own.nbytes > SMALL_BYTES else hash_bytes(bytes_of(own).cpu().numpy().tobytes())
+               for own in views.values())  # fmt: skip
     forms = (f"{str(own.dtype)[6:]}{[*own.shape]}" for own in views.values())
     return tuple(map(OpValue, forms, numbers))
-
-
-def _hash_small(tensor: Tensor) -> int:
-    return hash_bytes(bytes_of(tensor).cpu().numpy().tobytes())
 
 
 def _line_of(frame: FrameType | None) -> str:

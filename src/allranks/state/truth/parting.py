@@ -11,6 +11,7 @@ and one that stood elsewhere at the first step is named once something else diff
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -120,11 +121,7 @@ def row_at(rows: Sequence[TraceRow], step: int | None) -> TraceRow:
 
 
 def find_unlike(first: Record, second: Record, step: int | None = None) -> list[tuple[str, str, str]]:
-    """Return what else differs, as name and both values: torch, hardware, script, arguments, environment.
-
-    Args:
-        step: at which the runs part; None: they do not.
-    """
+    """Return what else differs where they part, if they do: names (torch, hardware, script, arguments), both values."""
     found = []
     for rank in sorted(first.keys() & second.keys()):
         before, after = (_say_about(row_at(record[rank], step)) for record in (first, second))
@@ -143,12 +140,9 @@ def _by_column(cells: Collection[_Cell]) -> tuple[Differing, ...]:
 
 def _still_generators(record: Record) -> set[_Cell]:
     """Generators that stand at one place in all rows of a rank."""
-    seen: dict[_Cell, set[int]] = {}
-    for rank, rows in record.items():
-        for column, number in (pair for row in rows for pair in row.numbers.items()):
-            if column.startswith("generator/"):
-                seen.setdefault((rank, column), set()).add(number)
-    return {cell for cell, numbers in seen.items() if len(numbers) == 1}
+    told = ((rank, pair) for rank, rows in record.items() for row in rows for pair in row.numbers.items())
+    places = {(rank, column, number) for rank, (column, number) in told if column.startswith("generator/")}
+    return {cell for cell, count in Counter(place[:2] for place in places).items() if count == 1}
 
 
 def _cells_at(step: int, rows: Mapping[int, Mapping[int, TraceRow]], num_ranks: int) -> dict[_Cell, int]:

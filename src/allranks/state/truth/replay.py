@@ -35,12 +35,8 @@ PROVEN = 2
 
 
 class Replay:
-    """This rank's side.
+    """This rank's side: f(batch), forward and backward, is run once in so many steps, where replicas are equal.
 
-    Args:
-        function: f(batch): forward and backward.
-        every: steps between two replays.
-        comparing: of the replicas, which must be equal for this.
     Raises:
         UsageError: these parts can never be replayed, or only one of function and number was given.
     """
@@ -89,7 +85,7 @@ class Replay:
             why = str(exc)
         except Exception as exc:
             error = exc
-        self._groups = groups_of(self._comparing.exchange())
+        self._groups = groups_of(self._comparing.exchange({}))
         told = self._talks.gather(why)
         if error is not None:
             raise error
@@ -112,7 +108,7 @@ class Replay:
             return
         num_healed = len(self._comparing.healed)
         self._comparing.compare_now(step)
-        reports = self._comparing.exchange()
+        reports = self._comparing.exchange({})
         self._groups = groups_of(reports)
         if self._groups != groups or len(self._comparing.healed) > num_healed:  # that is the reason
             self._num_equal = 0

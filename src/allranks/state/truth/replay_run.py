@@ -35,22 +35,19 @@ Replayed = Callable[[Any], object]
 """What the script gives to be replayed: forward and backward of a batch."""
 Attribute = tuple[int, str]
 """A number that a module has: place in the order of `_places`, and key."""
-_NUMBERS = (bool, int, float)
+Alone = Callable[[], AbstractContextManager[None]]
+"""Returns the context in which each rank computes gradients of its own."""
 
 
 def check(function: Replayed | None, every: int | None, parts: Mapping[str, Any]) -> tuple[Replayed, int]:
-    """Return the function, and the number of steps between replays; refuse with UsageError what can never be replayed.
-
-    Args:
-        parts: that are tracked.
-    """
+    """Return function and number of steps between replays; refuse with UsageError what can never be replayed."""
     if not callable(function):
         kind = type(function).__name__
         raise UsageError(f"track(replay={kind}): expected f(batch), which does forward and backward")
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise UsageError(f"track(replay_every={every!r}): expected steps, at least 1; for example replay_every=1000")
-    modules = {name: part.modules() for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-    for name, own in ((name, own) for name, inside in modules.items() for own in inside):
+    modules = ((name, part) for name, part in parts.items() if isinstance(part, torch.nn.Module))
+    for name, own in ((name, own) for name, part in modules for own in part.modules()):
         is_sharded = any(map(is_dtensor, own._parameters.values()))
         if is_sharded or isinstance(own, torch.nn.SyncBatchNorm):
             what = "is sharded" if is_sharded else "has SyncBatchNorm"
@@ -85,10 +82,8 @@ def _read_tensor(data: bytes) -> torch.Tensor:
 
 
 def pack(batch: Any, parts: Parts, changing: Collection[Attribute] = ()) -> bytes:
-    """Return what a rank has that the gradients of its batch depend on.
+    """Return what a rank has that the gradients of its batch depend on; of the modules' numbers, those in `changing`.
 
-    Args:
-        changing: numbers that the function changes.
     Raises:
         UsageError: the batch holds something that cannot be sent.
     """
@@ -108,17 +103,11 @@ def pack(batch: Any, parts: Parts, changing: Collection[Attribute] = ()) -> byte
 
 
 def run(
-    function: Replayed,
-    parcel: bytes,
-    parts: Parts,
-    synchronization: Callable[[], AbstractContextManager[None]],
-    *,
-    changing: set[Attribute] | None = None,
+    function: Replayed, parcel: bytes, parts: Parts, synchronization: Alone, *, changing: set[Attribute] | None = None
 ) -> dict[str, int]:
     """Return the number of each gradient that the function computes, by name, and put everything back.
 
     Args:
-        synchronization: returns the context in which ranks compute gradients of their own.
         changing: gets the numbers of modules that the function changes.
     Raises:
         Exception: whatever the function raises; everything is put back then, too.
@@ -136,13 +125,7 @@ def run(
         return Contents.of(parts.gradients()).numbers()
 
 
-def try_out(
-    function: Replayed,
-    batch: Any,
-    parts: Parts,
-    synchronization: Callable[[], AbstractContextManager[None]],
-    changing: set[Attribute],
-) -> str:
+def try_out(function: Replayed, batch: Any, parts: Parts, synchronization: Alone, changing: set[Attribute]) -> str:
     """Return why this function cannot be replayed; empty: it can. It is run three times.
 
     Args:
@@ -160,7 +143,9 @@ def try_out(
             f"it talks to other ranks ({watching.found}), and only some of them repeat a step; track the module as "
             f"s.ddp() returned it, and leave other collectives out"
         )
-    weights, outside = Contents.of({"": parts.parameters()}), _find_outside(parts)
+    weights, own = Contents.of({"": parts.parameters()}), {id(one) for one in _trained(parts)}
+    others = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and id(one) not in own)
+    outside = [one for one in others if one.is_leaf and one.requires_grad]  # while they are held, no id is another's
     before, gradients = weights.numbers(), _gradients_of(outside)
     first = run(function, parcel, parts, synchronization, changing=changing)
     if gradients != _gradients_of(outside):
@@ -193,13 +178,6 @@ def _find_unlike(first: Mapping[str, int], second: Mapping[str, int]) -> str:
     return next((name for name in {**first, **second} if first.get(name) != second.get(name)), "")
 
 
-def _find_outside(parts: Parts) -> list[torch.Tensor]:
-    """Return the leaves of this process that no part has; while they are held, no other tensor gets the id of one."""
-    own = {id(one) for one in (*parts.parameters().values(), *parts.optimized())}
-    found = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and id(one) not in own)
-    return [one for one in found if one.is_leaf and one.requires_grad]
-
-
 def _gradients_of(leaves: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     """Return what tells their gradients from others, and from themselves after a change."""
     return [(id(leaf.grad), -1 if leaf.grad is None else leaf.grad._version) for leaf in leaves]
@@ -209,7 +187,7 @@ def _gradients_of(leaves: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
 def _as_before(parts: Parts) -> Iterator[None]:
     """Have copies of all tensors in the block, and no gradients; afterwards have what there was before."""
     places = [(place, dict(place)) for place in _places(parts.live)]
-    gradients = {own: own.grad for own in (*parts.parameters().values(), *parts.optimized())}
+    gradients = {own: own.grad for own in _trained(parts)}
     scalers = [part for part in parts.live.values() if isinstance(part, torch.amp.GradScaler)]
     states, generators = [copy.deepcopy(own._per_optimizer_states) for own in scalers], rng.capture()
     try:
@@ -230,6 +208,10 @@ def _as_before(parts: Parts) -> Iterator[None]:
         rng.restore(generators)
 
 
+def _trained(parts: Parts) -> list[torch.Tensor]:
+    return [*parts.parameters().values(), *parts.optimized()]
+
+
 def _places(live: Mapping[str, Any]) -> Iterator[MutableMapping[str, Any]]:
     for part in live.values():
         if isinstance(part, torch.nn.Module):
@@ -242,7 +224,7 @@ def _places(live: Mapping[str, Any]) -> Iterator[MutableMapping[str, Any]]:
 
 def _numbers(parts: Parts) -> dict[Attribute, float]:
     places = enumerate(_places(parts.modules))
-    return {(at, key): own for at, place in places for key, own in place.items() if isinstance(own, _NUMBERS)}
+    return {(at, key): own for at, place in places for key, own in place.items() if isinstance(own, bool | int | float)}
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

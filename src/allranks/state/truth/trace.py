@@ -41,12 +41,7 @@ _calls = itertools.count()
 
 
 class Trace:
-    """The record of one rank.
-
-    Args:
-        directory: of the checkpoints.
-        experiment: script, arguments and torch of this process.
-    """
+    """The record of one rank, beside its checkpoints; `experiment` has script, arguments and torch of this process."""
 
     def __init__(self, directory: Path, membership: Membership, experiment: Mapping[str, Any]) -> None:
         self._directory, self._membership = directory, membership
