@@ -8,13 +8,12 @@ what is there and, in `unread`, what is not and why. A thread that hangs is left
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,11 +83,16 @@ def begin_card_facts(
         names: hosts whose addresses are looked up from here; the own host name always is.
         script_path: what the workers will run, where it is a Python file.
     """
-    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-    threading.Thread(
-        target=lambda: found.put(read_card_facts(env, names=names, script_path=script_path)), daemon=True
-    ).start()
-    return functools.cache(lambda: found.get())
+    found = Future[Facts]()
+
+    def read() -> None:
+        try:
+            found.set_result(read_card_facts(env, names=names, script_path=script_path))
+        except BaseException as exc:  # no thread for one of the parts; whoever waits for the facts gets it
+            found.set_exception(exc)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found.result
 
 
 def read_card_facts(
