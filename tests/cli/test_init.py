@@ -305,7 +305,8 @@ def test_flags_that_contradict_are_one_line(allranks: Allranks, tmp_path: Path) 
         ),
         (
             ("lab", "drill", "--all", "--json", "made"),
-            "'--json': made is a directory; expected a file, for example made/drills.json; see allranks lab drill --help",
+            "'--json': made is a directory; expected a file, for example made/drills.json; "
+            "see allranks lab drill --help",
         ),
     ],
 )
