@@ -58,14 +58,29 @@ FOUND = event("verdict", cause="AR590 user-code-error", node="n1", ranks=[0], me
     ("events", "told"),
     [
         (FOUND + event("ended", exit_code=1), (1, ["boom"])),
+        (FOUND + FOUND.replace("boom", "bang") + event("ended", exit_code=1), (1, ["boom", "bang"])),
         (FOUND + event("ended", exit_code=0), (0, [])),
         (FOUND + event("restarting", generation=1) + event("ended", exit_code=143), (143, [])),
+        (
+            FOUND + event("restarting", generation=1) + FOUND.replace("boom", "bang") + event("ended", exit_code=1),
+            (1, ["bang"]),
+        ),
         (FOUND.replace("certain", "a guess") + event("ended", exit_code=1), (1, ["boom"])),
         (FOUND, None),
         (FOUND + event("ended", exit_code=1, is_cut_off=True), None),
         (FOUND + event("ended", exit_code=1) + event("took_over", leader="n2", generation=1), None),
     ],
-    ids=["failed", "survived", "another end", "a damaged word", "not ended", "cut off", "taken over"],
+    ids=[
+        "failed",
+        "two failed",
+        "survived",
+        "another end",
+        "failed again",
+        "a damaged word",
+        "not ended",
+        "cut off",
+        "taken over",
+    ],
 )
 def test_only_the_last_word_of_a_leader_is_an_end(
     events: str, told: tuple[int, list[str]] | None, tmp_path: Path, make_events: Callable[[str], None]

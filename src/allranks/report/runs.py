@@ -278,14 +278,20 @@ def sort_by_number(paths: Iterable[Path]) -> list[Path]:
 
 def _conclude(events: Sequence[Mapping[str, Any]], *, job: str, attempt: int) -> Verdict:
     """Return the verdict that events tell, of a run whose last event says that it has ended."""
-    exit_code, told = events[-1]["exit_code"], None
+    exit_code, told = events[-1]["exit_code"], list[Mapping[str, Any]]()
     for event in events:
-        if event["event"] in ("verdict", "restarting"):  # what the ranks were started again after did not end the run
-            told = event if event["event"] == "verdict" else None
-    if told is None or not told.get("cause") or exit_code == Exit.OK:
-        return Verdict(job=job, attempt=attempt, exit_code=exit_code)
+        if event["event"] == "restarting":  # what the ranks were started again after did not end the run
+            told.clear()
+        elif event["event"] == "verdict" and event.get("cause"):
+            told.append(event)
+    findings = tuple(map(_as_finding, told)) if exit_code != Exit.OK else ()
+    return Verdict(job=job, attempt=attempt, exit_code=exit_code, findings=findings)
+
+
+def _as_finding(told: Mapping[str, Any]) -> Finding:
+    """Return what an event has of a finding; that it is a failure goes without saying there."""
     sure = told.get("confidence")
-    finding = Finding(
+    return Finding(
         cause=told["cause"],
         severity=Severity.FAIL,
         confidence=Confidence(sure) if sure in set(Confidence) else Confidence.UNDECIDED,
@@ -293,7 +299,6 @@ def _conclude(events: Sequence[Mapping[str, Any]], *, job: str, attempt: int) ->
         ranks=tuple(told.get("ranks", ())),
         message=told.get("message") or "events.jsonl does not tell what happened",
     )
-    return Verdict(job=job, attempt=attempt, exit_code=exit_code, findings=(finding,))
 
 
 def _begin_of(path: Path) -> float:
