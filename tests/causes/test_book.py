@@ -33,6 +33,8 @@ from allranks.causes.book import (
 from allranks.causes.cause import SECTIONS, Cause, Family
 from allranks.causes.pages import make_pages, write_site
 from allranks.causes.probes import checks_of, ways_to_find
+from allranks.guard import waits
+from allranks.guard.faults import STUCK_RANK
 from allranks.model.errors import Exit, UsageError
 from allranks.model.fix import ANYBODY, Fix
 from allranks.preflight import links
@@ -149,6 +151,8 @@ def missing_values(cause: Cause) -> set[str]:
         given |= COMPARED
     if cause.symptoms:
         given |= given_values(links)
+    if cause.id == STUCK_RANK:
+        given |= given_values(waits)
     read = [set(re.compile(sign.pattern).groupindex) for sign in cause.signs]
     return asked - given | (fields_of(cause.told) - {"of"} - (set.intersection(*read) if read else set()))
 

@@ -289,8 +289,30 @@ def test_flags_that_contradict_are_one_line(allranks: Allranks, tmp_path: Path) 
         2,
         "error: init: --standalone examines only this machine: remove --nodes, --partition and --nodelist\n",
     )
-    result = allranks("init", "--standalone", "-o", "no/such/place.toml")
-    assert (result.returncode, result.stderr) == (
-        2,
-        "error: init: no/such/place.toml: No such file or directory; name another file with --output\n",
-    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("init", "-o", "no/such/place.toml"),
+            "'-o' / '--output': no/such/place.toml: no such directory: no/such; see allranks init --help",
+        ),
+        (
+            ("init", "-o", "made"),
+            "'-o' / '--output': made is a directory; expected a file, for example made/cluster.toml; "
+            "see allranks init --help",
+        ),
+        (
+            ("lab", "drill", "--all", "--json", "made"),
+            "'--json': made is a directory; expected a file, for example made/drills.json; "
+            "see allranks lab drill --help",
+        ),
+    ],
+)
+def test_an_output_that_cannot_be_a_file_is_refused_before_the_work(
+    words: tuple[str, ...], said: str, allranks: Allranks, tmp_path: Path
+) -> None:
+    (tmp_path / "made").mkdir()
+    result = allranks(*words)
+    assert (result.returncode, result.stderr) == (2, f"error: invalid value for {said}\n")

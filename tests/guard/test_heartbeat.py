@@ -98,7 +98,7 @@ def test_two_watches_try_each_other(watch):
         TryTarget(node_index=1, network="control", address="127.0.0.3", port=ports[1]),
     )
     watch.begin(0, [], time.monotonic(), node_index=0)
-    watch.order(Try(targets=targets, within_s=2.0), time.monotonic())
+    watch.order(Try(targets=targets, within_s=60.0), time.monotonic())
     end_s = time.monotonic() + 60.0
     while len(seen := watch.beat(time.monotonic()).tries) < 2 and time.monotonic() < end_s:
         watch.turn(time.monotonic())

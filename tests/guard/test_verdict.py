@@ -374,7 +374,7 @@ def test_a_collective_that_timed_out_is_explained_by_who_had_not_come(exit_code,
     assert (judged.findings[0].cause, judged.ranks) == ("AR408 stuck-rank", (2,))
     assert judged.findings[0].fix == (
         "read the rank's last lines, and its stack (rank_2.stack.txt) if allranks ended it; allranks stack 4711 "
-        "while it hangs; only slow: a longer --hang-timeout"
+        "while it hangs; only slow: a longer init_process_group(timeout=...)"
     )
 
 

@@ -219,7 +219,9 @@ def test_a_rank_that_fell_silent_when_the_others_began_to_wait_keeps_them_waitin
         view.moved_s = NOW_S - 31.0
     found = find_waiting(made, NOW_S)
     assert (found.sinks, found.waiting) == ((2,), (0, 1, 3))
-    assert judge_hang(made, found, NOW_S).findings[0].cause == "AR408 stuck-rank"
+    finding = judge_hang(made, found, NOW_S).findings[0]
+    assert finding.cause == "AR408 stuck-rank"
+    assert finding.fix.endswith("; only slow: a longer --hang-timeout")
 
 
 @pytest.mark.parametrize(

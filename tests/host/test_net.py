@@ -102,9 +102,9 @@ def test_names_of_other_machines_are_not_local(host):
 def test_a_machine_answers_whether_somebody_listens_or_not():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert answers("127.0.0.1", port, within_s=1.0)
-    assert answers("127.0.0.1", port, within_s=1.0)
-    assert not answers("..", port, within_s=1.0)  # no name of a host
+        assert answers("127.0.0.1", port, within_s=60.0)
+    assert answers("127.0.0.1", port, within_s=60.0)
+    assert not answers("..", port, within_s=60.0)  # no name of a host
 
 
 def test_who_says_nothing_does_not_answer():

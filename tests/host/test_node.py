@@ -14,8 +14,9 @@ import msgspec
 import pytest
 from fake_nvidia_smi import install, install_script
 
-from allranks.host.node import begin_card_facts, read_card_facts, read_facts
+from allranks.host.node import begin_card_facts, read_card_facts, read_facts, read_scheduler
 from allranks.model.card import Facts
+from allranks.model.fix import SchedulerKind
 
 
 def children() -> set[str]:
@@ -99,6 +100,13 @@ def test_gpus_come_with_their_details(tmp_path):
     ]
     assert facts.gpus[1].processes[0] == "python3 (pid 3999999, 14336 MiB)"
     assert "gpus" not in facts.unread
+
+
+def test_a_pod_without_its_variables_is_known_by_its_account(tmp_path):
+    assert read_scheduler({}, root=tmp_path) is SchedulerKind.NONE
+    (tmp_path / "var/run/secrets/kubernetes.io/serviceaccount").mkdir(parents=True)
+    assert read_scheduler({}, root=tmp_path) is SchedulerKind.POD
+    assert read_scheduler({"SLURM_JOB_ID": "7"}, root=tmp_path) is SchedulerKind.SLURM
 
 
 def test_a_hanging_driver_costs_the_deadline_and_nothing_else(tmp_path):

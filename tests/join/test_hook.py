@@ -236,11 +236,14 @@ def test_a_rank_that_never_comes_is_named(allranks: Allranks, tmp_path: Path):
     write(
         tmp_path / "train.py",
         """
-        import datetime, os, time
+        import datetime, os, pathlib, time
 
         if os.environ["RANK"] == "1":
             time.sleep(90)
         import torch.distributed as dist
+        pathlib.Path(f"rank {os.environ['RANK']} has torch").touch()  # whoever waits does so for rank 1 alone
+        while len([*pathlib.Path().glob("rank * has torch")]) < 2:
+            time.sleep(0.01)
         try:
             dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
         except dist.DistStoreError as exc:

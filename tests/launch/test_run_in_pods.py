@@ -88,6 +88,15 @@ def test_a_bare_indexed_job_does_not_train_alone(allranks: Allranks, tmp_path: P
     assert "rank 0 of 1" in alone.stdout
 
 
+def test_a_killed_rank_of_a_pod_sends_nobody_to_the_log_of_a_kernel(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n")
+    ended = allranks("run", "--standalone", "dies.py", env={"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+    assert ended.returncode == 137, ended.stderr
+    assert "shows whether it was OOMKilled: give it more memory, or use less\n" in ended.stderr
+    assert f"fix  kubectl describe pod {os.uname().nodename.partition('.')[0]} " in ended.stderr
+    assert "dmesg" not in ended.stderr
+
+
 def test_a_check_in_a_pod_looks_at_that_pod(allranks: Allranks) -> None:
     for pod in ({"JOB_COMPLETION_INDEX": "2"}, pods("aihc", 1, 29500)):
         ended = allranks("check", "--select", "AR002", env=pod)

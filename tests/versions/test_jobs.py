@@ -155,10 +155,13 @@ def test_a_missing_rank(allranks: Allranks, tmp_path: Path, note: Note):
     write(
         tmp_path / "train.py",
         """
-        import datetime, os, time
+        import datetime, os, pathlib, time
         if os.environ["RANK"] == "1":
             time.sleep(90)
         import torch.distributed as dist
+        pathlib.Path(f"rank {os.environ['RANK']} has torch").touch()  # whoever waits does so for rank 1 alone
+        while len([*pathlib.Path().glob("rank * has torch")]) < 2:
+            time.sleep(0.01)
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=4))
         """,
     )

@@ -13,7 +13,7 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.drill_running import describe_count, drill_running
-from allranks.cli.options import name_option
+from allranks.cli.options import OutputFile, name_option
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import Style, say
 
@@ -47,9 +47,19 @@ if TYPE_CHECKING:
 @click.option("--on", "node", metavar="NODE", help="Node that gets the fault. [default: chosen by the seed]")
 @click.option("--seed", type=int, metavar="N", help="Seed of all random choices. [default: random, printed]")
 @click.option("--baseline", is_flag=True, help="Also run one fault of each class under plain torchrun.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the results to FILE.")
 @click.option(
-    "--table", "table_path", type=click.Path(path_type=Path), metavar="FILE", help="Write a markdown table to FILE."
+    "--json",
+    "json_path",
+    type=OutputFile(example="drills.json"),
+    metavar="FILE",
+    help="Write the results to FILE.",
+)
+@click.option(
+    "--table",
+    "table_path",
+    type=OutputFile(example="drills.md"),
+    metavar="FILE",
+    help="Write a markdown table to FILE.",
 )
 @click.option(
     "--work-dir",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.check import find_place, look_at, node_options, with_join
-from allranks.cli.options import json_option
+from allranks.cli.options import OutputFile, json_option
 from allranks.config.file import parse_cluster
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, Exit, UsageError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=OutputFile(example="cluster.toml", allow_dash=True),
     default=Path("cluster.toml"),
     show_default=True,
     metavar="FILE",

@@ -187,6 +187,14 @@ def main() -> None:
             sys.exit(Exit.OK)
         _print_error(f"the output cannot be written: {os.strerror(number).lower()}")
         sys.exit(Exit.UNKNOWN)
+    except (OSError, RuntimeError) as exc:
+        from allranks.host.limits import describe_shortage
+
+        shortage = describe_shortage(exc)
+        if shortage is None:
+            raise
+        _print_error(shortage)
+        sys.exit(Exit.SETUP)
 
 
 def _end_as_epilog() -> NoReturn:

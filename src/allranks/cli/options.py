@@ -43,6 +43,25 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         return seconds
 
 
+class OutputFile(click.Path):
+    """A file to write at the end of long work: a path that cannot be one is refused before the work begins."""
+
+    def __init__(self, *, example: str, allow_dash: bool = False) -> None:
+        super().__init__(path_type=Path, allow_dash=allow_dash)
+        self._example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path."""
+        path = Path(value)
+        if self.allow_dash and str(path) == "-":
+            return path
+        if os.path.isdir(path):  # noqa: PTH112  (never raises)
+            self.fail(f"{path} is a directory; expected a file, for example {path / self._example}", param, ctx)
+        if path.parent != Path() and not os.path.isdir(path.parent):  # noqa: PTH112
+            self.fail(f"{path}: no such directory: {path.parent}", param, ctx)
+        return path
+
+
 class AliasedOption(click.Option):
     """An option with further spellings, `aliases`, that the help does not show."""
 

@@ -303,7 +303,7 @@ def _describe_in(scene: Scene, end: WorkerEnd) -> _Failure:
         fix = full.fix or _fix_of(scene, full.cause_id, end.rank)
         return _Failure(end, full.cause_id, full.message, fix, full.evidence, full.confidence, full)
     if not cause_id:
-        return _Failure(end, *describe(end), find_evidence(end))
+        return _Failure(end, *describe(end, reader=scene.reader), find_evidence(end))
     died = (end.message if pids else None) or "killed by SIGKILL (signal 9)"
     fix = _fix_of(scene, cause_id, end.rank)
     return _Failure(end, cause_id, what, fix, (Evidence(seen=died), Evidence(seen=seen)))

@@ -12,7 +12,7 @@ from allranks.guard.faults import DEAD_RANK, MISSING_RANK, USER_CODE_ERROR
 from allranks.guard.origin import CRASHES, killed_by
 from allranks.model.errors import Exit, UsageError, exit_for_signal, name_signal
 from allranks.model.finding import Evidence
-from allranks.model.fix import ANYBODY
+from allranks.model.fix import ANYBODY, Reader
 from allranks.model.raised import find_fatal_place, find_origin
 from allranks.wire.protocol import WorkerEnd
 
@@ -76,8 +76,8 @@ def is_killed(end: WorkerEnd) -> bool:
     return signum == signal.SIGKILL or bool(pids and not signum)
 
 
-def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
-    """Cause, one line, and what to do about it."""
+def describe(end: WorkerEnd, *, reader: Reader = ANYBODY) -> tuple[str, str, str | None]:
+    """Cause, one line, and what to do about it, for this reader."""
     if end.could_not_start:
         return MISSING_RANK, f"could not be started: {end.message}", None
     death = loader_death(end)
@@ -88,7 +88,7 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         if signum == signal.SIGSEGV and end.traceback:
             fix = _INNERMOST
         elif name_signal(signum) in cause.by_signal:
-            fix = cause.fix_of(signum).tell(ANYBODY, {"node": end.node})
+            fix = cause.fix_of(signum).tell(reader, {"node": end.node})
         how = f"killed by {name}, not by allranks"
         if pids:
             how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"

@@ -7,6 +7,8 @@ Only a place that has found a fault names it; nothing asks for one by its name.
 
 from __future__ import annotations
 
+HANG_LIMIT, TORCH_LIMIT = "--hang-timeout", "init_process_group(timeout=...)"
+"""What a fix of a wait names as `limit`: who ended the wait, allranks or torch."""
 SHM_TOO_SMALL = "AR002"
 DISK_FULL = "AR005"
 HOST_OOM_KILL = "AR008"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks.guard.faults import STUCK_RANK
+from allranks.guard.faults import HANG_LIMIT, STUCK_RANK
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import RankView, Scene
 from allranks.model.errors import Exit
@@ -86,7 +86,9 @@ def judge_idle(scene: Scene, now_s: float) -> GuardVerdict | None:
         what = f"{who} printed {', '.join(words) or 'a traceback'} and did not end; {what}"
     elif places := dict.fromkeys(view.beat.main_at for view in blamed if view.beat.main_at):
         what += f"; {', '.join(list(places)[:MAX_NAMED])}"
-    finding = scene.fault(STUCK_RANK, what, *ranks, evidence=_evidence(idle, blamed), confidence=Confidence.LIKELY)
+    values = scene.values(*ranks) | {"limit": HANG_LIMIT}
+    seen = _evidence(idle, blamed)
+    finding = scene.fault(STUCK_RANK, what, *ranks, evidence=seen, confidence=Confidence.LIKELY, values=values)
     return GuardVerdict(findings=(finding,), exit_code=Exit.HANG, ranks=ranks)
 
 

@@ -37,6 +37,7 @@ import msgspec
 from allranks.guard import disk, idle, links, mismatch, presence, waits
 from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
+from allranks.guard.faults import TORCH_LIMIT
 from allranks.guard.goodput.clocks import NodeClock
 from allranks.guard.goodput.ledger import Books
 from allranks.guard.goodput.network_wait import NetworkSpeech, see_traffic
@@ -344,7 +345,7 @@ class Guard:
         waiting = waits.find_waiting(self._scene, now, gave_up=gave_up) if gave_up else None
         if waiting is None or not waiting.sinks or not set(waiting.sinks).isdisjoint(self._scene.ends):
             return None
-        return waits.judge_hang(self._scene, waiting, now)
+        return waits.judge_hang(self._scene, waiting, now, limit=TORCH_LIMIT)
 
     def _judge_gone(self, now: float) -> GuardVerdict | None:
         found, may_grow = presence.judge_gone(self._scene, now)

@@ -26,6 +26,7 @@ from allranks.guard.faults import (
     COLLECTIVE_TIMEOUT,
     DEAD_RANK,
     FILESYSTEM_HANG,
+    HANG_LIMIT,
     MISSING_RANK,
     STUCK_RANK,
 )
@@ -163,8 +164,8 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
     return f"{'' if is_typed_at(scene, waiting) else 'slow: '}{', '.join(parts)}{more}; {waits}"
 
 
-def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> GuardVerdict:
-    """Return the verdict on what has not moved for hang_s."""
+def judge_hang(scene: Scene, waiting: Waiting, now_s: float, *, limit: str = HANG_LIMIT) -> GuardVerdict:
+    """Return the verdict on what has not moved for hang_s, or for the time of another limit."""
     if not waiting.sinks:
         return _judge_nobody(scene, waiting)
     ranks = waiting.sinks
@@ -175,9 +176,9 @@ def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> GuardVerdict:
     what = ", ".join(_say_sink(scene, rank, waiting, now_s, is_short=True) for rank in ranks[:MAX_NAMED])
     what += f"; {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}"
     evidence, confidence = _evidence(scene, waiting, now_s), Confidence.LIKELY if is_decided else Confidence.UNDECIDED
-    finding = scene.fault(
-        FILESYSTEM_HANG if is_file else STUCK_RANK, what, *ranks, evidence=evidence, confidence=confidence
-    )
+    about: dict[str, Any] = {"evidence": evidence, "confidence": confidence}
+    about["values"] = scene.values(*ranks) | {"limit": limit}
+    finding = scene.fault(FILESYSTEM_HANG if is_file else STUCK_RANK, what, *ranks, **about)
     return GuardVerdict(
         findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file
     )

@@ -12,6 +12,7 @@ import math
 import os
 import resource
 import tempfile
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -45,6 +46,29 @@ def raise_open_files(wanted: int) -> int:
     if reached > soft:
         resource.setrlimit(_NOFILE, (int(reached), resource.getrlimit(_NOFILE)[1]))
     return wanted if reached == math.inf else int(reached)
+
+
+def describe_shortage(error: BaseException) -> str | None:
+    """Return what this machine has no more of, and which limit to look at; None: the error tells of no shortage."""
+    nofile, nproc = (read_limits()[name] or "unlimited" for name in ("nofile", "nproc"))
+    number = error.errno if isinstance(error, OSError) else None
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        number = errno.EAGAIN
+    elif number == errno.EAGAIN and not _is_of_new_process(error):  # a stream or socket that is not ready
+        return None
+    return {
+        errno.EAGAIN: "no more processes or threads can be started here: end other programs, or raise the limit "
+        f"(ulimit -u is {nproc}; in a container or job, its cgroup has one, too: pids.max)",
+        errno.EMFILE: f"a process may open no more files here (ulimit -n is {nofile}): raise it, as in ulimit -n 4096",
+        errno.ENFILE: "this machine opens no more files: end other programs, or raise fs.file-max",
+        errno.ENOMEM: "this machine, or the share of it that this process may use, has no more memory: end other "
+        "programs, or request more",
+    }.get(number or 0)
+
+
+def _is_of_new_process(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].name in ("_execute_child", "_fork_exec")
 
 
 def count_cpus(*, root: Path = Path("/")) -> int:

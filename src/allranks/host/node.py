@@ -8,13 +8,12 @@ what is there and, in `unread`, what is not and why. A thread that hangs is left
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,10 @@ from typing import Any
 from allranks import __version__
 from allranks.host import clock, fabric, gpu, limits, net, rdma, script, software
 from allranks.model.card import Facts, Interface, JobDirectory
-from allranks.model.fix import ANYBODY, Reader, find_scheduler
+from allranks.model.fix import ANYBODY, Reader, SchedulerKind, find_scheduler
 
+_OF_PODS = Path("var/run/secrets/kubernetes.io")
+"""Kubernetes mounts a pod's account here."""
 _GRACE_S = 0.25
 
 
@@ -55,13 +56,20 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
         num_gpus=gpu.count_gpus(env),
         num_promised_gpus=_read_promised_gpus(env),
         num_cpus=len(os.sched_getaffinity(0)),
-        reader=Reader(scheduler=find_scheduler(env), vendor=gpu.read_vendor()),
+        reader=Reader(scheduler=read_scheduler(env), vendor=gpu.read_vendor()),
     )
 
 
 def name_of(env: Mapping[str, str]) -> str:
     """Return this node's name; the scheduler's name if there is one."""
     return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost"
+
+
+def read_scheduler(env: Mapping[str, str], *, root: Path = Path("/")) -> SchedulerKind:
+    """Return what placed this process; a session of ssh into a pod, as mpirun begins one, has none of its variables."""
+    found = find_scheduler(env)
+    is_pod = found is SchedulerKind.NONE and os.path.exists(root / _OF_PODS)  # noqa: PTH110  (never raises)
+    return SchedulerKind.POD if is_pod else found
 
 
 def _read_promised_gpus(env: Mapping[str, str]) -> int | None:
@@ -84,11 +92,16 @@ def begin_card_facts(
         names: hosts whose addresses are looked up from here; the own host name always is.
         script_path: what the workers will run, where it is a Python file.
     """
-    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-    threading.Thread(
-        target=lambda: found.put(read_card_facts(env, names=names, script_path=script_path)), daemon=True
-    ).start()
-    return functools.cache(lambda: found.get())
+    found = Future[Facts]()
+
+    def read() -> None:
+        try:
+            found.set_result(read_card_facts(env, names=names, script_path=script_path))
+        except BaseException as exc:  # no thread for one of the parts; whoever waits for the facts gets it
+            found.set_exception(exc)
+
+    threading.Thread(target=read, daemon=True).start()
+    return found.result
 
 
 def read_card_facts(
@@ -138,7 +151,7 @@ def read_card_facts(
         _Reader(("boot_id",), lambda: _Part({"boot_id": net.read_boot_id(root=root)})),
         _Reader(("port_range",), lambda: _Part({"port_range": net.read_port_range(root=root)})),
         _Reader(("glibc_version",), lambda: _Part({"glibc_version": software.read_glibc_version()})),
-        _Reader(("scheduler",), lambda: _Part({"scheduler": find_scheduler(env)})),
+        _Reader(("scheduler",), lambda: _Part({"scheduler": read_scheduler(env, root=root)})),
         _Reader(("vendor",), lambda: _Part({"vendor": gpu.read_vendor(root=root)})),
         _Reader(("environment",), lambda: _Part({"environment": software.select_environment(env)})),
         _Reader(("limits",), lambda: _Part({"limits": limits.read_limits()})),

@@ -123,9 +123,12 @@ def _in_a_process(
     on_line: Tell = print,
 ) -> Words:
     """Return the last line that a forked process told, or why it had to be killed; `on_line` gets those before."""
-    reader, writer = os.pipe()
     own = os.getpid()
-    pid = os.fork()
+    try:
+        reader, writer = os.pipe()
+        pid = os.fork()
+    except OSError as exc:
+        return {"status": "failed", "what": f"its process cannot start: {str(exc.strerror).lower()}"}
     if pid == 0:
         code = 1
         try:

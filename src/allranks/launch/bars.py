@@ -33,6 +33,9 @@ GAP = "  "
 # Parameters of a control sequence have at most 32 characters, and numbers 18 digits: without a limit, a line of digits
 # takes the square of its length to read, and Python converts none of more than 4,300.
 _TOKEN = re.compile(rb"\n|\r|\x1b\[([0-9;?]{0,32})([@-~])|[^\n\r\x1b]+|\x1b")
+MAX_PROMPT = 64
+"""Bytes of the end of a line that show whether it asks for input."""
+_PROMPT = re.compile(rb"[?:>] ?\Z|\(Pdb\) \Z")
 _MOVES = re.compile(rb"\r(?!\n|\Z)|\x1b\[[0-9;?]{0,32}[A-HJK]")
 _UP = re.compile(rb"(?:\x1b\[[0-9]{0,32}[AF](?:\r|\x1b\[[0-9]{0,32}K)*)+")
 _UP_ONCE = re.compile(rb"\x1b\[([0-9]{0,32})[AF]")
@@ -127,6 +130,12 @@ class TerminalLines:
         """The rows of a bar as they are now; none where the rest is a line that has not ended."""
         texts = [row.text.rstrip() for row in self._rows]
         return [text for text in texts if text] if any(row.is_redrawn for row in self._rows) else []
+
+    @property
+    def is_prompt(self) -> bool:
+        """Whether what has come of the last line asks for input: `name? `, `(Pdb) `."""
+        row = self._rows[0]
+        return len(self._rows) == 1 and not row.is_redrawn and bool(_PROMPT.search(row.text[-MAX_PROMPT:]))
 
     def take_whole(self) -> list[bytes]:
         """Return the same as they were at the last carriage return, which ends what may be written in part; once."""

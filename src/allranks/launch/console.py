@@ -234,7 +234,8 @@ class Console:
             dir_fd: descriptor of the directory that has it, as for open(2).
         """
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-        self._followed.append(Followed(Path(path).name, fd, stream, prefix.encode(), start))
+        has_keyboard = self.screen[stream].paint is not None and os.isatty(0)
+        self._followed.append(Followed(Path(path).name, fd, stream, prefix.encode(), start, has_keyboard))
 
     def mute(self, stream: str) -> None:
         """Show no more of a stream, after its bars as they are now; the files still get it."""

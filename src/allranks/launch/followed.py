@@ -26,6 +26,8 @@ HOLE_BYTES = 16 << 20
 REDRAW_S = 5.0
 SETTLE_S = 1.0
 """A cursor that has not gone up for so long does not come back to the lines above it."""
+PROMPT_S = 0.3
+"""The end of a line that comes in two parts comes before that."""
 NOISE = b"[c10d] The hostname of the client socket cannot be retrieved"
 """What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
 only). Among several ranks, the terminal leaves this line out; the files have it."""
@@ -44,6 +46,8 @@ class Followed:
     """Before each line; empty: its bytes are shown as they are."""
     position: int
     """What is before it has been read."""
+    has_keyboard: bool = False
+    """Somebody may answer a worker: what asks for it is shown before its line ends."""
     lines: TerminalLines = field(default_factory=TerminalLines)
     held: bytearray = field(default_factory=bytearray)
     """From the beginning of a traceback on."""
@@ -56,8 +60,8 @@ class Followed:
     """Where it ends, once the writer has ended: what follows is the next generation's."""
     num_skipped: int = 0
     """Bytes of holes."""
-    _deep_s: float = 0.0
-    """When lines last came that its cursor may come back to."""
+    _fed_s: float = 0.0
+    """When data last came."""
     _redrawn_s: float = 0.0
 
     def read(self) -> bytes:
@@ -99,9 +103,11 @@ class Followed:
         """Return the lines that have ended with this data, as a terminal would show them."""
         ended = self.lines.feed(data)
         if data:
-            self._deep_s = time.monotonic()
-        elif self.lines.is_deep and time.monotonic() - self._deep_s >= SETTLE_S:
+            self._fed_s = time.monotonic()
+        elif self.lines.is_deep and time.monotonic() - self._fed_s >= SETTLE_S:
             ended = self.lines.settle()
+        elif self.has_keyboard and self.lines.is_prompt and time.monotonic() - self._fed_s >= PROMPT_S:
+            ended = self.lines.end()
         if self.is_last:
             ended = [*ended, *self.lines.end()]
         return [quiet for line in ended if (quiet := _without_noise(line)) is not None]

@@ -35,7 +35,7 @@ from allranks.report.page_curves import PageCurve, draw_all
 from allranks.report.page_fault import LastLines, ListedPlace, find_nodes, list_files, read_last_lines, read_places
 from allranks.report.readback import MAX_BYTES, MAX_ROLL_CALL_BYTES, parse_settings, read_events
 from allranks.report.rundir import as_file_name
-from allranks.report.runs import Run, read_job_status, read_ledger, read_run, sort_by_number
+from allranks.report.runs import NO_VERDICT_FILE, Run, read_job_status, read_ledger, read_run, sort_by_number
 from allranks.report.text import one_line
 
 MAX_EVENTS = 200
@@ -335,6 +335,8 @@ def _list_missing(run: Run, *, ledger: Ledger | None, has_books: bool) -> Iterab
         yield "no attempt: no agent has started"
     if run.verdict is None:
         yield "no verdict.json: the run has not ended, or no agent was left to write one"
+    elif run.is_verdict_of_events:
+        yield NO_VERDICT_FILE
     if ledger is None:
         yield "no goodput.json: where the time went is not known"
     elif not ledger.is_steps_seen:

@@ -114,6 +114,8 @@ class GuardFinding(RunEvent, frozen=True):
     cause: Name = ""
     node: Name | None = None
     ranks: Ranks = ()
+    confidence: Name = ""
+    message: Text = ""
 
 
 class AgentEnded(RunEvent, frozen=True):

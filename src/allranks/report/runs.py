@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from allranks.files.regular import find_regular, open_regular
-from allranks.model.errors import UsageError
-from allranks.model.finding import Verdict
+from allranks.model.errors import Exit, UsageError
+from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.model.job_status import FILE as STATUS
 from allranks.model.job_status import JobStatus
 from allranks.model.ledger import Ledger
@@ -41,6 +41,7 @@ from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.status_files import GOODPUT
 from allranks.report.text import count_of
 
+NO_VERDICT_FILE = "no verdict.json (it could not be written, or was removed): the verdict is what events.jsonl tells"
 _MARKS = ("submission.sh", "leader.json")
 _MARKS_OF_ATTEMPT = ("events.jsonl", "roll_call.json", "verdict.json", "*/env.json")
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
@@ -80,6 +81,8 @@ class Run:
     ended_s: float | None = None
     verdict: Verdict | None = None
     """None: the run has not ended, or no agent was left to write a verdict."""
+    is_verdict_of_events: bool = False
+    """There is no verdict.json, but events.jsonl says how the run ended: the verdict has no more than that."""
     agent: NamedAgent = field(default_factory=NamedAgent)
     """Who the leader's agent of the first generation was, as the run's files say."""
     num_damaged: int = 0
@@ -206,11 +209,16 @@ def read_run(path: Path) -> Run:
     events = told.lines
     started: Mapping[str, Any] = next((event for event in events if event["event"] == "started"), {})
     leader, killed = _find_leader(events)
-    verdict = read_verdict(attempts[-1] / "verdict.json")
+    attempt, ended_s = int(attempts[-1].name.rpartition("_")[2]), None
+    verdict = written = read_verdict(attempts[-1] / "verdict.json")
+    if written is not None:
+        ended_s = _changed_s(attempts[-1] / "verdict.json")
+    elif events and events[-1]["event"] == "ended" and not events[-1].get("is_cut_off"):
+        verdict, ended_s = _conclude(events, job=path.name, attempt=attempt), events[-1].get("time_s")
     return Run(
         id=path.name,
         path=path,
-        attempt=int(attempts[-1].name.rpartition("_")[2]),
+        attempt=attempt,
         job_name=job_name,
         command=tuple(started.get("command", ())),
         cwd=started.get("cwd", ""),
@@ -222,8 +230,9 @@ def read_run(path: Path) -> Run:
         max_restarts=started.get("max_restarts"),
         interrupted_by=next((event.get("signum") for event in events if event["event"] == "interrupted"), None),
         started_s=started.get("time_s"),
-        ended_s=_changed_s(attempts[-1] / "verdict.json") if verdict else None,
+        ended_s=ended_s,
         verdict=verdict,
+        is_verdict_of_events=written is None and verdict is not None,
         agent=_find_agent(started, attempts[-1] / "events.jsonl"),
         num_damaged=told.num_damaged,
         network=told.network,
@@ -265,6 +274,31 @@ def sort_by_number(paths: Iterable[Path]) -> list[Path]:
     """Return the paths that end with `_` and a number, `attempt_2` before `attempt_10`."""
     numbered = [path for path in paths if re.search(r"_[0-9]{1,18}$", path.name)]
     return sorted(numbered, key=lambda path: int(path.name.rpartition("_")[2]))
+
+
+def _conclude(events: Sequence[Mapping[str, Any]], *, job: str, attempt: int) -> Verdict:
+    """Return the verdict that events tell, of a run whose last event says that it has ended."""
+    exit_code, told = events[-1]["exit_code"], list[Mapping[str, Any]]()
+    for event in events:
+        if event["event"] == "restarting":  # what the ranks were started again after did not end the run
+            told.clear()
+        elif event["event"] == "verdict" and event.get("cause"):
+            told.append(event)
+    findings = tuple(map(_as_finding, told)) if exit_code != Exit.OK else ()
+    return Verdict(job=job, attempt=attempt, exit_code=exit_code, findings=findings)
+
+
+def _as_finding(told: Mapping[str, Any]) -> Finding:
+    """Return what an event has of a finding; that it is a failure goes without saying there."""
+    sure = told.get("confidence")
+    return Finding(
+        cause=told["cause"],
+        severity=Severity.FAIL,
+        confidence=Confidence(sure) if sure in set(Confidence) else Confidence.UNDECIDED,
+        node=told.get("node"),
+        ranks=tuple(told.get("ranks", ())),
+        message=told.get("message") or "events.jsonl does not tell what happened",
+    )
 
 
 def _begin_of(path: Path) -> float:

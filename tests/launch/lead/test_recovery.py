@@ -98,6 +98,13 @@ def test_an_error_of_the_users_code_is_not_tried_again():
     )
 
 
+@pytest.mark.parametrize("retries_errors", [False, True])
+def test_what_is_no_error_of_the_script_is_named_and_no_flag_restarts_it(retries_errors):
+    history = History(restarts_left=3, retries_errors=retries_errors)
+    decision = move(judged(is_retryable=False, exit_code=78), history=history)
+    assert (decision.restarts, decision.note) == (False, "not restarted: a restart does not cure AR407 dead-rank")
+
+
 def test_where_no_restart_was_asked_for_nothing_is_said_of_one():
     assert move(judged(is_retryable=False, exit_code=1), history=History(restarts_left=0)).note == ""
 

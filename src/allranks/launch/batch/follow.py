@@ -36,7 +36,15 @@ from allranks.report.history import Restart, describe_restarts
 from allranks.report.readback import NetworkEvent
 from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
-from allranks.report.runs import Run, find_run, is_job_of_slurm, read_job_status, read_run, sort_by_number
+from allranks.report.runs import (
+    NO_VERDICT_FILE,
+    Run,
+    find_run,
+    is_job_of_slurm,
+    read_job_status,
+    read_run,
+    sort_by_number,
+)
 from allranks.report.status_line import OVER, short_time, status_line
 from allranks.report.text import Style, count_of, say
 from allranks.report.traffic import describe_traffic
@@ -71,6 +79,8 @@ class JobReport:
     """Lines of its events.jsonl that are no events."""
     network: NetworkEvent | None = None
     """What its nodes sent and how long its steps waited for that, as its leader told last."""
+    is_verdict_of_events: bool = False
+    """Its verdict.json is missing, and its verdict has no more than events.jsonl tells."""
     last_words: tuple[str, ...] = ()
     """If it ended without a verdict: the last lines of its first ranks."""
     status: JobStatus | None = None
@@ -167,6 +177,7 @@ def _fill(report: JobReport, run: Run, *, is_lost: bool) -> JobReport:
         run_dir=str(run.path),
         attempt=run.attempt,
         verdict=run.verdict,
+        is_verdict_of_events=run.is_verdict_of_events,
         worker_restarts=run.restarts,
         max_restarts=run.max_restarts,
         num_damaged=run.num_damaged,
@@ -209,6 +220,7 @@ def describe(report: JobReport, *, now: datetime, style: Style) -> list[str]:
     rows += [("nodes", report.unavailable), ("output", " ".join(files)), ("run", run), ("alive", alive)]
     skipped = f"{count_of(report.num_damaged, 'line')} of events.jsonl skipped: no event of allranks"
     rows += [("damaged", skipped if report.num_damaged else "")]
+    rows += [("missing", NO_VERDICT_FILE if report.is_verdict_of_events else "")]
     rows += [("restarts", restarts), *(("said" if at == 0 else "", word) for at, word in enumerate(report.last_words))]
     if report.network is not None:
         lines = describe_traffic(report.network, at=show_time(report.network.time_s))

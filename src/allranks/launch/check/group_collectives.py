@@ -36,6 +36,10 @@ TIMEOUT_S = 2 * COLLECTIVE_S
 """Of one collective: the largest ones take longer than those of a pair."""
 
 
+_OWN_ENDS = ("killed by", "crashed", "cannot start")
+"""Words about the end of a rank's own process; all other words are about the group."""
+
+
 class GroupOrder(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
     """What the children run: one group, with these ranks on each node."""
 
@@ -185,10 +189,10 @@ def _describe_progress(order: GroupOrder, result: GroupResult) -> str:
 
 
 def find_problem(reports: list[RankReport], silent: list[str]) -> str:
-    """Return which rank failed, and how: one without torch, else one that was killed, else what rank 0 says. Pure."""
+    """Return which rank failed, and how: without torch, else by its own process, else what rank 0 says. Pure."""
     without = [report for report in reports if report.no_torch]
     failed = [report for report in reports if report.status != "ok"]
-    killed = [report for report in failed if "killed by" in report.what or "crashed" in report.what]
+    killed = [report for report in failed if any(word in report.what for word in _OWN_ENDS)]
     if first := next(iter([*without, *killed, *sorted(failed, key=lambda report: report.rank)]), None):
         where = f"rank {first.rank} ({first.node})"
         return f"{where}: {first.no_torch or first.what or 'failed'}"

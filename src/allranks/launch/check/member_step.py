@@ -27,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.host.limits import describe_shortage
 from allranks.host.node import name_of
 from allranks.host.programs import OWN_COMMAND
 from allranks.host.signals import die_with_parent
@@ -169,17 +170,21 @@ def lines_of(
 ) -> Iterator[tuple[int, bytes]]:
     """Run a program once for each order, all at the same time, and yield which one prints which line.
 
-    One that is killed says so in a last line. Those that still run after the deadline are killed without a line.
+    One that cannot start, is killed or fails says so in a last line. Those that still run after the deadline are killed
+    without a line.
     """
     dies_with_us, by_s = die_with_parent(signal.SIGKILL), time.monotonic() + deadline_s
     with contextlib.ExitStack() as left, selectors.DefaultSelector() as selector:
         for number, order in enumerate(orders):
             command = [sys.executable, str(program), json.dumps(order)]
-            child = left.enter_context(
-                subprocess.Popen(
+            try:
+                child = subprocess.Popen(
                     command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
                 )
-            )
+            except (OSError, subprocess.SubprocessError) as exc:
+                yield number, _failed(f"its process cannot start: {describe_shortage(exc) or _reason(exc)}")
+                continue
+            left.enter_context(child)
             left.callback(child.kill)  # and the kernel its own processes, which asked for it (PR_SET_PDEATHSIG)
             assert child.stdout is not None
             selector.register(child.stdout, selectors.EVENT_READ, (number, child))
@@ -193,5 +198,14 @@ def lines_of(
                 if not data:
                     selector.unregister(key.fileobj)
                     if (status := child.wait()) < 0:
-                        what = f"its process was killed by {name_signal(-status)}"
-                        yield number, json.dumps({"status": "failed", "what": what}).encode()
+                        yield number, _failed(f"its process was killed by {name_signal(-status)}")
+                    elif status:
+                        yield number, _failed(f"its process crashed (exit {status})")
+
+
+def _failed(what: str) -> bytes:
+    return json.dumps({"status": "failed", "what": what}).encode()
+
+
+def _reason(exc: Exception) -> str:
+    return (getattr(exc, "strerror", None) or str(exc)).lower()

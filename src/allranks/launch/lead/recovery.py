@@ -13,7 +13,7 @@ learns the job's end from srun. The job then ends with the exit code that asks f
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from allranks.guard.guard_verdict import GuardVerdict
@@ -88,9 +88,8 @@ def decide(
     errors = [part for part in judged.parts if not part.is_retryable]
     is_error = bool(errors)
     if is_error and not (history.retries_errors and all(error.exit_code == Exit.USER_CODE for error in errors)):
-        return Decision(
-            exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left and not judged.comes_back_as else ""
-        )
+        says_why = history.restarts_left > 0 and not judged.comes_back_as
+        return Decision(exit_code=judged.exit_code, note=_why_not_retried(errors) if says_why else "")
     if again is not None and not is_error and again.step is not None:
         return Decision(exit_code=Exit.SETUP if judged.comes_back_as else judged.exit_code, again=again)
     if history.restarts_left <= 0:
@@ -116,6 +115,12 @@ def decide(
         return Decision(exit_code=Exit.NODE_FAULT, note=note)
     history.restarts_left -= 1
     return Decision(restarts=True, without=without)
+
+
+def _why_not_retried(errors: Sequence[GuardVerdict]) -> str:
+    """Return why the ranks are not started again; what is no error of the script is called by its cause's name."""
+    other = next((error for error in errors if error.exit_code != Exit.USER_CODE and error.findings), None)
+    return _NOT_RETRIED if other is None else f"not restarted: a restart does not cure {other.findings[0].cause}"
 
 
 def _crash_of(judged: GuardVerdict, steps: Mapping[int, int]) -> Crash:
