@@ -79,7 +79,10 @@ def test_no_node_is_in_two_streams_at_once(plan: StreamPlan, monkeypatch: pytest
     assert both == []
 
 
-def test_a_node_that_does_not_start_costs_its_own_pairs_only_whoever_says_to_be_it(plan: StreamPlan) -> None:
+def test_a_node_that_does_not_start_costs_its_own_pairs_only_whoever_says_to_be_it(
+    plan: StreamPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "LATE_S", HANG_S)  # nobody who started is late
     stop = threading.Event()
 
     def knock() -> None:

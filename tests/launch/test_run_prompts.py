@@ -64,6 +64,7 @@ def test_where_nobody_can_answer_lines_stay_whole(tmp_path: Path) -> None:
         (b"> /job/train.py(7)<module>()\n-> loss.backward()\n(Pdb) ", True),
         (b"ipdb> ", True),
         (b"", False),
+        (b"Epoch 1: ", False),
         (b"....", False),
         (b"what now?\n", False),
         (b"\r  0%| | 0/9 [00:00<?, ?it/s] loss: ", False),
