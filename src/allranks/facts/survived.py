@@ -140,8 +140,8 @@ class _Attempt:
 
     def _was_overcome(self, item: Item) -> bool:
         """Whether it was an exception that its program caught: nothing tells of a failure, and the others went on."""
-        is_sure = item.fact.confidence is Confidence.CERTAIN or self._has_failed
-        return item.kind is FactKind.RAISED and not is_sure and self._later.is_by_line(_ANYBODY, item)
+        is_sure = item.fact.confidence is Confidence.CERTAIN and not item.fact.is_caught
+        return item.kind is FactKind.RAISED and not (is_sure or self._has_failed) and self._later.is_by_line(_ANYBODY, item)
 
     def is_doubtful(self, item: Item) -> bool:
         """Whether it is an exception that may have been caught, so that its process went on."""
