@@ -69,7 +69,8 @@ class _Later:
         """Whether only other files or pods, without a clock of the item's, tell of progress."""
         parts = {(source, pod) for living, source, pod in self._last_lines if living is _ANYBODY}
         is_there = (item.place.source, item.who.pod) in parts
-        return bool(parts) and not is_there and (_ANYBODY, item.when.clock) not in self._last_s
+        is_timed = item.when.earliest_s is not None and (_ANYBODY, item.when.clock) in self._last_s
+        return bool(parts) and not (is_there or is_timed)
 
     def is_all_days_later(self, item: Item) -> bool:
         """Whether all that the job told came a day later; a hang may be ended days after its reason."""
@@ -108,6 +109,7 @@ class _Attempt:
         """Whether a process ended with an exit code, as after an exception that nobody caught."""
         has_suffered = any(item.sort in SUFFERED for item in items)  # and ended for that, perhaps
         self._first = [item for item in items if item.kind is FactKind.ENDED and item.is_first and not has_suffered]
+        self._is_over = any(item.kind is FactKind.FINISHED for item in items)
         self._was_stopped = any(item.kind is FactKind.SCHEDULER_END and item.strength == 0 for item in items)
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in items)
 
@@ -151,10 +153,12 @@ class _Attempt:
         if item.kind is not FactKind.RAISED or (end is not None and end.fact.code is not None):
             return False
         is_below = self._later.is_by_line(_ANYBODY, item)
-        is_unordered = not self._has_failed and self._later.is_unordered(item)
+        is_unordered = not (self._has_failed and item.who) and self._later.is_unordered(item)
         is_killed = end is not None or (self._was_killed and not self._has_code)
         is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
         if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
+            return True
+        if is_unordered and self._is_over and not item.fact.is_fatal:  # its words alone
             return True
         if item.fact.is_fatal:
             return is_below and not self._has_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -103,15 +103,21 @@ too. Without a message, the line itself is told. Order matters: the surest first
 
 
 def conclude_silence(
-    logs: Logs, people: People, found: Sequence[Conclusion], *, is_ended: bool
+    logs: Logs, people: People, found: Sequence[Conclusion], *, is_ended: bool, known: Container[str]
 ) -> Iterator[Conclusion]:
-    """Return healthy or silent-hang, if no line reports a failure; `is_ended`: somebody ended the job's last start."""
+    """Return healthy or silent-hang, if no line reports a failure.
+
+    Args:
+        is_ended: somebody ended the job's last start.
+        known: lines that tell of no failure in the end.
+    """
     lines = [line for tail in logs.tails for line in tail.lines]
     finished = [event.line for event in logs.of("healthy")]
     if not lines or (is_ended and not finished) or any(conclusion.is_failure for conclusion in found):
         return
     goes = [line for line in lines if _goes_on(line)]
-    if not finished and (hang := _says(people, lines, goes) or _stops(logs, lines, goes)):
+    unknown = [line for line in lines if line.text not in known]
+    if not finished and (hang := _says(people, unknown, goes) or _stops(logs, lines, goes)):
         yield hang
         return
     last = {line.source.shown: line for line in lines}
