@@ -53,6 +53,8 @@ class FurtherRun(NamedTuple):
     first: Line
     above: str
     """How the one above ended, in words."""
+    is_quiet: bool = False
+    """Whether no line of it tells a step."""
 
 
 class _End(msgspec.Struct):
@@ -128,11 +130,13 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
                 (end.is_over and _is_begun(begun, steps, end, following))
                 or (following is not None and end.is_of_other_run(following))
                 or (end.is_over and _trains_anew(tail, steps, end, last, times))
+                or (end.is_by_scheduler and _writes_anew(tail, known, end.line, times))
             ):
                 index = bisect_right(known, end.line.number, key=_number)
                 if index < len(known) and not _goes_back(timed, end.line.number, times):
                     above = f"{end.script} failed" if end.hosts else end.line.text.strip()[:300]
-                    yield FurtherRun(known[index], above)
+                    is_quiet = all(line.number < end.line.number for line in steps)
+                    yield FurtherRun(known[index], above, is_quiet)
 
 
 def _read_launchers(logs: Logs) -> Mapping[str, list[_End]]:
@@ -247,6 +251,20 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times:
         return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
     may_be_late = end.is_by_scheduler or end.tasks  # it was in a buffer, or they had some time to save
     return not may_be_late or is_more_than_a_buffer
+
+
+def _writes_anew(tail: Tail, known: Sequence[Line], end: Line, times: Times) -> bool:
+    """Whether what stands below the scheduler's end of a job is another run's, by its times or as it begins alike."""
+    above = [line for line in known if line.number < end.number]
+    below = [line for line in known if line.number > end.number]
+    if len(above) < MIN_STEPS or len(below) < MIN_STEPS:
+        return False
+    ended = times.of(end)
+    late = [line for line in below if times.of(line).after_s(ended) > BEGUN_S]
+    if len(late) >= MIN_STEPS and not ended.is_before(times.of(above[-1])):
+        return True
+    begins = [[form_of(line.text) for line in lines[:MIN_STEPS]] for lines in (above, below)]
+    return above[0].number == 1 and begins[0] == begins[1]
 
 
 def _count(line: Line) -> list[int]:

@@ -17,7 +17,9 @@ NO_FAILURES = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVE
 
 
 def read_steps(reader: FactReader) -> Iterator[Fact]:
-    """Return the last step of each rank in each file."""
+    """Return the last step of each rank in each file; of a further run without steps, that it began."""
+    for line in reader.attempts.list_quiet():
+        yield reader.state(FactKind.STEP, line)
     errors = {event.line.at for event in reader.logs.events if event.states not in NO_FAILURES}
     for tail in reader.logs.tails:
         own: defaultdict[object, list[Line]] = defaultdict(list)
