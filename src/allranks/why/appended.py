@@ -130,7 +130,7 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
                 (end.is_over and _is_begun(begun, steps, end, following))
                 or (following is not None and end.is_of_other_run(following))
                 or (end.is_over and _trains_anew(tail, steps, end, last, times))
-                or (end.is_by_scheduler and _writes_anew(tail, known, end.line, times))
+                or (end.is_by_scheduler and _writes_anew(known, end.line, times))
             ):
                 index = bisect_right(known, end.line.number, key=_number)
                 if index < len(known) and not _goes_back(timed, end.line.number, times):
@@ -253,18 +253,22 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times:
     return not may_be_late or is_more_than_a_buffer
 
 
-def _writes_anew(tail: Tail, known: Sequence[Line], end: Line, times: Times) -> bool:
-    """Whether what stands below the scheduler's end of a job is another run's, by its times or as it begins alike."""
+def _writes_anew(known: Sequence[Line], end: Line, times: Times) -> bool:
+    """Whether what stands below the scheduler's end of a job is another run's: it is late, or begins alike.
+
+    The scheduler's clock may be of another time zone. A job that was ended does not write for long.
+    """
     above = [line for line in known if line.number < end.number]
     below = [line for line in known if line.number > end.number]
-    if len(above) < MIN_STEPS or len(below) < MIN_STEPS:
+    if len(below) < MIN_STEPS:
         return False
-    ended = times.of(end)
+    ended, begun, last = (times.of(line) for line in (end, below[0], below[-1]))
+    is_one_clock = bool(above) and not ended.is_before(times.of(above[-1]))
     late = [line for line in below if times.of(line).after_s(ended) > BEGUN_S]
-    if len(late) >= MIN_STEPS and not ended.is_before(times.of(above[-1])):
+    if len(late) >= MIN_STEPS and (is_one_clock or last.after_s(begun) > BEGUN_S):
         return True
     begins = [[form_of(line.text) for line in lines[:MIN_STEPS]] for lines in (above, below)]
-    return above[0].number == 1 and begins[0] == begins[1]
+    return bool(above) and above[0].number == 1 and begins[0] == begins[1]
 
 
 def _count(line: Line) -> list[int]:
