@@ -117,7 +117,8 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
         if is_own and not (line.text.startswith("  ") or SLURM.search(line.text)):  # as an exception in a summary does
             lines[line.source.shown].append(line)
     for tail in tails:
-        own, known = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
+        own, by_number = ends[tail.source.shown], {line.number: line for line in lines[tail.source.shown]}
+        known = sorted(by_number.values(), key=_number)
         timed = [line for line in known if line.time is not None]
         all_steps = [line for line in tail.lines if is_of_training(line.text)]
         all_begun = [line for line in starts if line.source == tail.source]
