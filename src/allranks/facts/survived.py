@@ -37,7 +37,7 @@ class _Later:
     def __init__(self, items: Sequence[Item]) -> None:
         self._last_s: dict[Hashable, float] = {}
         self._last_lines: dict[tuple[Hashable, str, str | None], int] = {}
-        self._has_progress = any(item.sort is Sort.PROGRESS for item in items)
+        self._has_progress = False
         self._first_s: dict[str, float] = {}
         """By clock, the first time that the job itself told."""
         for item in items:
@@ -48,6 +48,7 @@ class _Later:
                 self._first_s[item.when.clock] = min(first_s, item.when.earliest_s)
 
     def _add(self, whose: Hashable, item: Item) -> None:
+        self._has_progress |= whose is _ANYBODY
         time, line = (whose, item.when.clock), (whose, item.place.source, item.who.pod)
         if item.when.clock and item.when.earliest_s is not None:
             self._last_s[time] = max(self._last_s.get(time, item.when.earliest_s), item.when.earliest_s)
@@ -121,8 +122,11 @@ class _Attempt:
         self._first = [item for item in items if item.kind is FactKind.ENDED and item.is_first and not has_suffered]
         self._is_over = any(item.kind is FactKind.FINISHED for item in items)
         self._stops = [item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0]
+        self._was_stopped = bool(self._stops)
         signaled = [item for item in items if item.kind is FactKind.ENDED and item.fact.signal is not None]
-        self._was_signaled = any(item.sort <= Sort.END and not is_outside(item) for item in signaled)
+        self._was_signaled = any(
+            item.sort is Sort.END or (item.sort < Sort.END and not is_outside(item)) for item in signaled
+        )
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in signaled)
 
     def has_survived(self, item: Item) -> bool:
@@ -172,13 +176,13 @@ class _Attempt:
         is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
         if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
             return True
-        if is_unordered and self._is_over and not item.fact.is_fatal:  # its words alone
+        if is_unordered and not item.fact.is_fatal and (self._is_over or not item.who):  # its words alone
             return True
         if item.fact.is_fatal:
             return is_below and not self._has_code
         if item.fact.is_generic:
-            return bool(self._stops) or self._was_killed
-        return bool(self._stops) or (is_below and not self._is_last_word(item))
+            return self._was_stopped or self._was_killed
+        return self._was_stopped or (is_below and not self._is_last_word(item))
 
     def may_hang(self, item: Item) -> bool:
         """Whether the job may have hung by a caught exception until it was ended: progress is known, all of it before.

@@ -11,7 +11,7 @@ from allranks.causes.book import find_cause
 from allranks.facts.fact import Who
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe
-from allranks.why.facts_of_lines import place_of
+from allranks.why.facts_of_lines import FactReader, place_of
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
@@ -45,7 +45,8 @@ _COMPLAINS = re.compile(
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _HARMLESS = (
     r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
-    r"|(?<!before )(?<!not )\b[Cc]ontinuing\b|Last error:$"
+    r"|Last error:$"
+    r"|(?<!before )(?<!not )\b[Cc]ontinuing\b"
 )
 """Lines that say themselves that they are no failure, or only announce one."""
 _ASK_OTHERS = "allranks does not know this failure: the lines before these, and the logs of the other ranks"
@@ -133,15 +134,17 @@ def conclude_silence(
     )
 
 
-def find_words(logs: Logs, people: People, who: Who) -> Line | None:
+def find_words(reader: FactReader, who: Who) -> Line | None:
     """Return the last line of a rank, or of nobody known, that reports a failure of which nothing else is known.
 
     Another node's lines tell nothing of it. What stands above its file's last progress was overcome.
     """
-    known = {event.line.at for event in logs.events}
-    below = (line for tail in logs.tails for line in takewhile(lambda line: not _goes_on(line), reversed(tail.lines)))
+    known = {event.line.at for event in reader.logs.events}
+    below = (
+        line for tail in reader.logs.tails for line in takewhile(lambda line: not _goes_on(line), reversed(tail.lines))
+    )
     own = (line for line in below if line.rank in {None, who.rank} and line.at not in known)
-    lines = (line for line in own if who.node is None or people.node_of(line) in {None, who.node})
+    lines = (line for line in own if who.node is None or reader.people.node_of(line) in {None, who.node})
     return next((line for line in lines if re.search(_FAILS, line.text) and not SLURM.search(line.text)), None)
 
 
