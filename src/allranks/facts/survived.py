@@ -124,10 +124,9 @@ class _Attempt:
         self._stops = [item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0]
         self._was_stopped = bool(self._stops)
         signaled = [item for item in items if item.kind is FactKind.ENDED and item.fact.signal is not None]
-        self._was_signaled = any(
-            item.sort is Sort.END or (item.sort < Sort.END and not is_outside(item)) for item in signaled
-        )
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in signaled)
+        has_died = any(item.sort <= Sort.END and not is_outside(item) for item in signaled)
+        self._was_signaled = self._was_killed or (has_died and not has_suffered)
 
     def has_survived(self, item: Item) -> bool:
         """Whether its process, or the job, certainly went on afterwards."""

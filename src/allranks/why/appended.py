@@ -14,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -131,7 +131,7 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
                 (end.is_over and _is_begun(begun, steps, end, following))
                 or (following is not None and end.is_of_other_run(following))
                 or (end.is_over and _trains_anew(tail, steps, end, last, times))
-                or (end.is_by_scheduler and _writes_anew(known, end.line, times))
+                or (end.is_by_scheduler and not steps and _writes_anew(known, end.line, times))
             ):
                 index = bisect_right(known, end.line.number, key=_number)
                 if index < len(known) and not _goes_back(timed, end.line.number, times):
@@ -255,18 +255,18 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times:
 
 
 def _writes_anew(known: Sequence[Line], end: Line, times: Times) -> bool:
-    """Whether what stands below the scheduler's end of a job is another run's: it is late, or begins alike.
+    """Whether what stands below the scheduler's end of a job is another run's: after a pause, or it begins alike.
 
-    The scheduler's clock may be of another time zone. A job that was ended does not write for long.
+    The scheduler's clock may be of another time zone. A job that was told to end may write for some time.
     """
     above = [line for line in known if line.number < end.number]
     below = [line for line in known if line.number > end.number]
     if len(below) < MIN_STEPS:
         return False
-    ended, begun, last = (times.of(line) for line in (end, below[0], below[-1]))
+    ended = msgspec.structs.replace(times.of(end), latest_s=times.of(end).earliest_s)
     is_one_clock = bool(above) and not ended.is_before(times.of(above[-1]))
-    late = [line for line in below if times.of(line).after_s(ended) > BEGUN_S]
-    if len(late) >= MIN_STEPS and (is_one_clock or last.after_s(begun) > BEGUN_S):
+    whens = ([ended] if is_one_clock else []) + [times.of(line) for line in below[: 1 - MIN_STEPS]]
+    if any(later.after_s(when) > BEGUN_S for when, later in pairwise(whens)):
         return True
     begins = [[form_of(line.text) for line in lines[:MIN_STEPS]] for lines in (above, below)]
     return bool(above) and above[0].number == 1 and begins[0] == begins[1]

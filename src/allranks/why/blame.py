@@ -94,8 +94,7 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     warned = {fact for root in story.roots if root.part is RootPart.WARNING for fact in root.facts}
     survived = {fact for fact in warned if fact.kind is FactKind.SCHEDULER_END}  # the job was begun again
     is_ended = any(fact.attempt >= story.attempt and fact not in survived for fact in ended)
-    known = {place.text for fact in warned for place in fact.places}
-    silence = list(conclude_silence(logs, reader.people, found, is_ended=is_ended, known=known))
+    silence = list(conclude_silence(logs, reader.people, found, is_ended=is_ended))
     for index, conclusion in enumerate(silence):
         above = reader.attempts.tell_above(conclusion.evidence)
         if above is not None and Trait.SUCCESS in conclusion.cause.traits:

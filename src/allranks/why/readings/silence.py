@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -104,21 +104,15 @@ too. Without a message, the line itself is told. Order matters: the surest first
 
 
 def conclude_silence(
-    logs: Logs, people: People, found: Sequence[Conclusion], *, is_ended: bool, known: Container[str]
+    logs: Logs, people: People, found: Sequence[Conclusion], *, is_ended: bool
 ) -> Iterator[Conclusion]:
-    """Return healthy or silent-hang, if no line reports a failure.
-
-    Args:
-        is_ended: somebody ended the job's last start.
-        known: lines that tell of no failure in the end.
-    """
+    """Return healthy or silent-hang, if no line reports a failure; `is_ended`: somebody ended the job's last start."""
     lines = [line for tail in logs.tails for line in tail.lines]
     finished = [event.line for event in logs.of("healthy")]
     if not lines or (is_ended and not finished) or any(conclusion.is_failure for conclusion in found):
         return
     goes = [line for line in lines if _goes_on(line)]
-    unknown = [line for line in lines if line.text not in known]
-    if not finished and (hang := _says(people, unknown, goes) or _stops(logs, lines, goes)):
+    if not finished and (hang := _says(people, lines, goes) or _stops(logs, lines, goes)):
         yield hang
         return
     last = {line.source.shown: line for line in lines}
