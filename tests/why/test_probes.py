@@ -25,3 +25,9 @@ def test_the_answer_is_the_one_in_the_table(probe: str, patterns: tuple[Pattern,
 def test_a_crash_that_srun_and_the_kernel_tell_is_told_once(patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
     told = ask([PROBES / "one-crash-told-by-srun-and-the-kernel"], patterns, matcher)
     assert not [note for note in told.printed[0].notes if "also by itself" in note]
+
+
+@pytest.mark.parametrize("probe", ["exit-beside-another-nodes-error", "tags-lines-below-an-error-of-nccl"])
+def test_an_exit_has_no_words_of_another_node(probe: str, patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
+    told = ask([PROBES / probe], patterns, matcher)
+    assert told.printed[0].message == "the script itself failed; no evidence points to the cluster"

@@ -57,6 +57,10 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     better = [item for item in others if not item.fact.is_overcome and (item.effects or item.sort is not Sort.HINT)]
     first = _elect(_without_strangers(strong) or weak or better or others or tops, items, world)
     first[0] = _join_same(first[0], tops)
+    if all(item.kind is FactKind.SCHEDULER_END for item in strong):
+        hung = [item for item in tops if item.may_hang and item not in strong]
+        first += [_make_root(group, items, world) for group in _group(hung)]
+        first = [_doubt(root, Confidence.UNDECIDED, RootPart.UNDECIDED) for root in first] if hung else first
     told = {fact for root in first for fact in root.facts}
     is_ordered = not strong and any(item.sort is Sort.ORDER and item.fact not in told for item in tops)
     if is_cyclic or is_ordered:  # somebody ended the job, and nobody says why

@@ -101,6 +101,9 @@ class Item:
     is_weak: bool = False
     """A line that usually means a failure, of a process that nobody saw end: it counts if nothing better is known."""
 
+    may_hang: bool = False
+    """Perhaps the job hung by it, until somebody ended the job."""
+
     who: Who = field(init=False)
     kind: FactKind = field(init=False)
     place: Place = field(init=False)

@@ -37,6 +37,7 @@ class _Later:
     def __init__(self, items: Sequence[Item]) -> None:
         self._last_s: dict[Hashable, float] = {}
         self._last_lines: dict[tuple[Hashable, str, str | None], int] = {}
+        self._has_progress = False
         self._first_s: dict[str, float] = {}
         """By clock, the first time that the job itself told."""
         for item in items:
@@ -47,6 +48,7 @@ class _Later:
                 self._first_s[item.when.clock] = min(first_s, item.when.earliest_s)
 
     def _add(self, whose: Hashable, item: Item) -> None:
+        self._has_progress |= whose is _ANYBODY
         time, line = (whose, item.when.clock), (whose, item.place.source, item.who.pod)
         if item.when.clock and item.when.earliest_s is not None:
             self._last_s[time] = max(self._last_s.get(time, item.when.earliest_s), item.when.earliest_s)
@@ -65,11 +67,14 @@ class _Later:
         """Whether it lived in a later line of the item's file, where pods may stand one behind another."""
         return 0 < item.place.line < self._last_lines.get((whose, item.place.source, item.who.pod), 0) - gap
 
+    def is_ordered(self, item: Item) -> bool:
+        """Whether its file or pod, or a clock of the item's, tells of progress."""
+        is_timed = item.when.earliest_s is not None and (_ANYBODY, item.when.clock) in self._last_s
+        return is_timed or (_ANYBODY, item.place.source, item.who.pod) in self._last_lines
+
     def is_unordered(self, item: Item) -> bool:
-        """Whether only other files or pods, without a clock of the item's, tell of progress."""
-        parts = {(source, pod) for living, source, pod in self._last_lines if living is _ANYBODY}
-        is_there = (item.place.source, item.who.pod) in parts
-        return bool(parts) and not is_there and (_ANYBODY, item.when.clock) not in self._last_s
+        """Whether progress is told, but not whether that was before or after."""
+        return self._has_progress and not self.is_ordered(item)
 
     def is_all_days_later(self, item: Item) -> bool:
         """Whether all that the job told came a day later; a hang may be ended days after its reason."""
@@ -92,6 +97,13 @@ def _is_later(time_s: float | None, item: Item, gap_s: float) -> bool:
     return time_s is not None and item.when.latest_s is not None and time_s - item.when.latest_s > gap_s
 
 
+def _is_near(item: Item, stop: Item) -> bool:
+    """Whether it certainly was soon before the job was ended, or below."""
+    above_s, stop_s = item.when.earliest_s, stop.when.earliest_s
+    is_known = item.when.clock == stop.when.clock and above_s is not None and stop_s is not None
+    return is_known and (stop_s or 0.0) - (above_s or 0.0) <= BEGUN_S
+
+
 class _Attempt:
     """One start of the job: did it go on after what its facts state?"""
 
@@ -108,8 +120,13 @@ class _Attempt:
         """Whether a process ended with an exit code, as after an exception that nobody caught."""
         has_suffered = any(item.sort in SUFFERED for item in items)  # and ended for that, perhaps
         self._first = [item for item in items if item.kind is FactKind.ENDED and item.is_first and not has_suffered]
-        self._was_stopped = any(item.kind is FactKind.SCHEDULER_END and item.strength == 0 for item in items)
-        self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in items)
+        self._is_over = any(item.kind is FactKind.FINISHED for item in items)
+        self._stops = [item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0]
+        self._was_stopped = bool(self._stops)
+        signaled = [item for item in items if item.kind is FactKind.ENDED and item.fact.signal is not None]
+        self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in signaled)
+        has_died = any(item.sort <= Sort.END and not is_outside(item) for item in signaled)
+        self._was_signaled = self._was_killed or (has_died and not has_suffered)
 
     def has_survived(self, item: Item) -> bool:
         """Whether its process, or the job, certainly went on afterwards."""
@@ -140,8 +157,10 @@ class _Attempt:
 
     def _was_overcome(self, item: Item) -> bool:
         """Whether it was an exception that its program caught: nothing tells of a failure, and the others went on."""
-        is_sure = item.fact.confidence is Confidence.CERTAIN or self._has_failed
-        return item.kind is FactKind.RAISED and not is_sure and self._later.is_by_line(_ANYBODY, item)
+        is_sure = item.fact.confidence is Confidence.CERTAIN
+        if item.kind is not FactKind.RAISED or self._has_failed or (is_sure and not item.fact.is_caught):
+            return False
+        return self._later.is_by_line(_ANYBODY, item, FEW_LINES if is_sure else 0)
 
     def is_doubtful(self, item: Item) -> bool:
         """Whether it is an exception that may have been caught, so that its process went on."""
@@ -151,16 +170,29 @@ class _Attempt:
         if item.kind is not FactKind.RAISED or (end is not None and end.fact.code is not None):
             return False
         is_below = self._later.is_by_line(_ANYBODY, item)
-        is_unordered = not self._has_failed and self._later.is_unordered(item)
-        is_killed = end is not None or (self._was_killed and not self._has_code)
+        is_unordered = not (self._has_failed and item.who) and self._later.is_unordered(item)
+        is_killed = end is not None or (self._was_signaled and not self._has_code)
         is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
         if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
+            return True
+        if is_unordered and not item.fact.is_fatal and (self._is_over or not item.who):  # its words alone
             return True
         if item.fact.is_fatal:
             return is_below and not self._has_code
         if item.fact.is_generic:
             return self._was_stopped or self._was_killed
         return self._was_stopped or (is_below and not self._is_last_word(item))
+
+    def may_hang(self, item: Item) -> bool:
+        """Whether the job may have hung by a caught exception until it was ended: progress is known, all of it before.
+
+        A program that is told to end may log exceptions, too.
+        """
+        if not (item.fact.is_caught and self._stops and self._later.is_ordered(item)):
+            return False
+        is_before = self._later.is_by_line(_ANYBODY, item) or self._later.is_long_after_line_above(_ANYBODY, item)
+        is_told_to_end = any(_is_near(item, stop) for stop in self._stops)
+        return not (is_before or is_told_to_end)
 
     def is_weak(self, item: Item) -> bool:
         """Whether it is a line that usually means a failure, of a process that nobody saw end."""
@@ -190,4 +222,5 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         item.is_doubted = item not in survived and attempt.is_doubtful(item)
         item.is_weak = item.is_doubted or attempt.is_weak(item)
         item.is_real &= not item.is_weak
+        item.may_hang = item.is_doubted and attempt.may_hang(item)
     return survived

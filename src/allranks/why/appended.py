@@ -14,7 +14,7 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
-from itertools import chain, zip_longest
+from itertools import chain, pairwise, zip_longest
 from math import inf
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class FurtherRun(NamedTuple):
     first: Line
     above: str
     """How the one above ended, in words."""
+    is_quiet: bool = False
+    """Whether no line of it tells a step."""
 
 
 class _End(msgspec.Struct):
@@ -115,7 +117,8 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
         if is_own and not (line.text.startswith("  ") or SLURM.search(line.text)):  # as an exception in a summary does
             lines[line.source.shown].append(line)
     for tail in tails:
-        own, known = ends[tail.source.shown], sorted(lines[tail.source.shown], key=_number)
+        own, by_number = ends[tail.source.shown], {line.number: line for line in lines[tail.source.shown]}
+        known = sorted(by_number.values(), key=_number)
         timed = [line for line in known if line.time is not None]
         all_steps = [line for line in tail.lines if is_of_training(line.text)]
         all_begun = [line for line in starts if line.source == tail.source]
@@ -128,11 +131,13 @@ def find_further_runs(logs: Logs, times: Times, told: Container[str]) -> Iterato
                 (end.is_over and _is_begun(begun, steps, end, following))
                 or (following is not None and end.is_of_other_run(following))
                 or (end.is_over and _trains_anew(tail, steps, end, last, times))
+                or (end.is_by_scheduler and not steps and _writes_anew(known, end.line, times))
             ):
                 index = bisect_right(known, end.line.number, key=_number)
                 if index < len(known) and not _goes_back(timed, end.line.number, times):
                     above = f"{end.script} failed" if end.hosts else end.line.text.strip()[:300]
-                    yield FurtherRun(known[index], above)
+                    is_quiet = all(line.number < end.line.number for line in steps)
+                    yield FurtherRun(known[index], above, is_quiet)
 
 
 def _read_launchers(logs: Logs) -> Mapping[str, list[_End]]:
@@ -247,6 +252,24 @@ def _trains_anew(tail: Tail, steps: Sequence[Line], end: _End, last: int, times:
         return first < before or (first == before and NUMBER.search(alike[0].text) is not None)
     may_be_late = end.is_by_scheduler or end.tasks  # it was in a buffer, or they had some time to save
     return not may_be_late or is_more_than_a_buffer
+
+
+def _writes_anew(known: Sequence[Line], end: Line, times: Times) -> bool:
+    """Whether what stands below the scheduler's end of a job is another run's: after a pause, or it begins alike.
+
+    The scheduler's clock may be of another time zone. A job that was told to end may write for some time.
+    """
+    above = [line for line in known if line.number < end.number]
+    below = [line for line in known if line.number > end.number]
+    if len(below) < MIN_STEPS:
+        return False
+    ended = msgspec.structs.replace(times.of(end), latest_s=times.of(end).earliest_s)
+    is_one_clock = bool(above) and not ended.is_before(times.of(above[-1]))
+    whens = ([ended] if is_one_clock else []) + [times.of(line) for line in below[: 1 - MIN_STEPS]]
+    if any(later.after_s(when) > BEGUN_S for when, later in pairwise(whens)):
+        return True
+    begins = [[form_of(line.text) for line in lines[:MIN_STEPS]] for lines in (above, below)]
+    return bool(above) and above[0].number == 1 and begins[0] == begins[1]
 
 
 def _count(line: Line) -> list[int]:

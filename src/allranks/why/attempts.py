@@ -38,6 +38,10 @@ class Attempts:
             self._note(run.first)
             self._runs[run.first.source.shown] = run
 
+    def list_quiet(self) -> list[Line]:
+        """Return where the last runs of files begin that tell no step."""
+        return [run.first for run in self._runs.values() if run.is_quiet]
+
     def tell_above(self, places: Sequence[Place]) -> str | None:
         """Return how the run ended to whose output that of these lines was appended; None: there is none."""
         run = next((self._runs[place.source] for place in places if place.source in self._runs), None)

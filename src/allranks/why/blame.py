@@ -86,7 +86,7 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
     end = story.culprits[0].fact if story.culprits else None
-    if found and end is not None and end.kind is FactKind.ENDED and end.code and (words := find_words(logs, end.who)):
+    if found and end is not None and end.kind is FactKind.ENDED and end.code and (words := find_words(reader, end.who)):
         found[0] = replace(found[0], message=words.text.strip(), evidence=(place_of(words), *found[0].evidence))
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))

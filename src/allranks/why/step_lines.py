@@ -12,7 +12,7 @@ _TRAINS = re.compile(
 )
 NUMBER = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 """Of a step."""
-EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}\d")
+EPOCH = re.compile(r"(?i)\bepoch\b\W{0,3}(\d+)")
 """Of a training that tells its epochs alone; another loop may have some, too, so that one is no step."""
 MIN_STEPS = 3
 """Number of lines that show a training: a batch script may say `Step 1: data` itself."""

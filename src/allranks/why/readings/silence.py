@@ -11,7 +11,7 @@ from allranks.causes.book import find_cause
 from allranks.facts.fact import Who
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion, Culprit, describe
-from allranks.why.facts_of_lines import place_of
+from allranks.why.facts_of_lines import FactReader, place_of
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
@@ -45,9 +45,10 @@ _COMPLAINS = re.compile(
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _HARMLESS = (
     r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+    r"|Last error:$"
     r"|(?<!before )(?<!not )\b[Cc]ontinuing\b"
 )
-"""Lines that say themselves that they are no failure."""
+"""Lines that say themselves that they are no failure, or only announce one."""
 _ASK_OTHERS = "allranks does not know this failure: the lines before these, and the logs of the other ranks"
 _DIALS = r"Connection refused(?:, retrying|\)\.$)| - retrying \(try="
 """Normal while other ranks start, and overcome then: it counts among the last lines only."""
@@ -127,15 +128,17 @@ def conclude_silence(
     )
 
 
-def find_words(logs: Logs, who: Who) -> Line | None:
+def find_words(reader: FactReader, who: Who) -> Line | None:
     """Return the last line of a rank, or of nobody known, that reports a failure of which nothing else is known.
 
-    What stands above its file's last progress was overcome.
+    Another node's lines tell nothing of it. What stands above its file's last progress was overcome.
     """
-    known = {event.line.at for event in logs.events}
-    below = (line for tail in logs.tails for line in takewhile(lambda line: not _goes_on(line), reversed(tail.lines)))
-    own = (line for line in below if line.rank in {None, who.rank})
-    lines = (line for line in own if line.at not in known)
+    known = {event.line.at for event in reader.logs.events}
+    below = (
+        line for tail in reader.logs.tails for line in takewhile(lambda line: not _goes_on(line), reversed(tail.lines))
+    )
+    own = (line for line in below if line.rank in {None, who.rank} and line.at not in known)
+    lines = (line for line in own if who.node is None or reader.people.node_of(line) in {None, who.node})
     return next((line for line in lines if re.search(_FAILS, line.text) and not SLURM.search(line.text)), None)
 
 
