@@ -125,8 +125,10 @@ class _Attempt:
         self._was_stopped = bool(self._stops)
         signaled = [item for item in items if item.kind is FactKind.ENDED and item.fact.signal is not None]
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in signaled)
-        has_died = any(item.sort <= Sort.END and not is_outside(item) for item in signaled)
-        self._was_signaled = self._was_killed or (has_died and not has_suffered)
+        died = [item for item in signaled if item.sort <= Sort.END and item.fact.said is not Said.SELF]
+        self._has_died = not all(map(is_outside, died))
+        """Whether somebody tells that a process died of a signal."""
+        self._was_signaled = self._was_killed or (self._has_died and not has_suffered)
 
     def has_survived(self, item: Item) -> bool:
         """Whether its process, or the job, certainly went on afterwards."""
@@ -170,12 +172,14 @@ class _Attempt:
         if item.kind is not FactKind.RAISED or (end is not None and end.fact.code is not None):
             return False
         is_below = self._later.is_by_line(_ANYBODY, item)
-        is_unordered = not (self._has_failed and item.who) and self._later.is_unordered(item)
+        is_explained = self._has_failed and (bool(item.who) or self._has_code)
+        is_unordered = not is_explained and self._later.is_unordered(item)
         is_killed = end is not None or (self._was_signaled and not self._has_code)
         is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
         if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
             return True
-        if is_unordered and not item.fact.is_fatal and (self._is_over or not item.who):  # its words alone
+        is_alone = self._is_over or not (item.who or self._has_died)
+        if is_unordered and not item.fact.is_fatal and is_alone:  # its words alone
             return True
         if item.fact.is_fatal:
             return is_below and not self._has_code

@@ -37,6 +37,8 @@ _OF_LAUNCHERS = (
 )  # fmt: skip
 BUFFER_BYTES = 8192
 """What Python collects before it writes to a file."""
+FIRST_LINES = 20
+"""Of a file: settings and versions, before which modules or a container may have said something."""
 _SIGNALED = re.compile("SignalException: Process [0-9]{1,9} got signal")
 """How torchrun's agent ends if it is told to."""
 _COUNTERS = re.compile(r"(?i)\b(?:epoch|global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
@@ -268,8 +270,10 @@ def _writes_anew(known: Sequence[Line], end: Line, times: Times) -> bool:
     whens = ([ended] if is_one_clock else []) + [times.of(line) for line in below[: 1 - MIN_STEPS]]
     if any(later.after_s(when) > BEGUN_S for when, later in pairwise(whens)):
         return True
-    begins = [[form_of(line.text) for line in lines[:MIN_STEPS]] for lines in (above, below)]
-    return bool(above) and above[0].number == 1 and begins[0] == begins[1]
+    forms = [form_of(line.text) for line in above[:FIRST_LINES]]
+    begin = [form_of(line.text) for line in below[:MIN_STEPS]]
+    is_start = bool(above) and above[0].number == 1 and len(set(begin)) == MIN_STEPS  # and not three buffered steps
+    return is_start and any(forms[at : at + MIN_STEPS] == begin for at in range(len(forms)))
 
 
 def _count(line: Line) -> list[int]:
