@@ -35,8 +35,10 @@ GAP = "  "
 _TOKEN = re.compile(rb"\n|\r|\x1b\[([0-9;?]{0,32})([@-~])|[^\n\r\x1b]+|\x1b")
 MAX_PROMPT = 64
 """Bytes of the end of a line that show whether it asks for input."""
-_PROMPT = re.compile(rb"[^0-9 ][?:>] ?\Z|\(Pdb\) \Z")
-"""`Epoch 1: ` asks for nothing."""
+_PROMPT = re.compile(
+    rb"[^0-9 ][?:>] ?\Z|\(Pdb\) \Z|(?i:\by(?:es)?/no?[])]? ?\Z|\bpress (?:any key|enter|return)\b[^\n]*\Z)"
+)
+"""`Epoch 1: ` asks for nothing; `Overwrite? [y/N] ` does, and `Press Enter to continue...`."""
 _MOVES = re.compile(rb"\r(?!\n|\Z)|\x1b\[[0-9;?]{0,32}[A-HJK]")
 _UP = re.compile(rb"(?:\x1b\[[0-9]{0,32}[AF](?:\r|\x1b\[[0-9]{0,32}K)*)+")
 _UP_ONCE = re.compile(rb"\x1b\[([0-9]{0,32})[AF]")
