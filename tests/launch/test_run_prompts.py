@@ -28,11 +28,12 @@ def read_until(fd: int, words: bytes) -> bytes:
     return seen
 
 
-def test_a_prompt_is_shown_while_the_rank_waits_for_the_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_prompt_is_shown_while_the_rank_waits_for_the_answer(term: str, tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
     ours, theirs = pty.openpty()
     command = allranks_command("run", "--nproc-per-node", "2", "asks.py")
-    env = clean_env(os.environ, SLURMD_NODENAME="n1", TERM="xterm")
+    env = clean_env(os.environ, SLURMD_NODENAME="n1", TERM=term)
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as job:
         try:
             assert b"[n1 r0] which one? \r\n" in read_until(ours, b"which one? \r\n")
