@@ -27,7 +27,7 @@ TWO_THREADS = {resource.RLIMIT_STACK: GIB, resource.RLIMIT_AS: 2 * GIB + 3 * GIB
         (
             ("bench",),
             FEW_FILES,
-            "error: a process may open no more files here (ulimit -n is 8): raise it, as in ulimit -n 4096\n",
+            "error: a process may open no more files here (ulimit -n is 8); to raise it: ulimit -n $(ulimit -Hn)\n",
         ),
         (
             ("run", "--nproc-per-node", "2", "train.py"),

@@ -59,7 +59,8 @@ def describe_shortage(error: BaseException) -> str | None:
     return {
         errno.EAGAIN: "no more processes or threads can be started here: end other programs, or raise the limit "
         f"(ulimit -u is {nproc}; in a container or job, its cgroup has one, too: pids.max)",
-        errno.EMFILE: f"a process may open no more files here (ulimit -n is {nofile}): raise it, as in ulimit -n 4096",
+        errno.EMFILE: f"a process may open no more files here (ulimit -n is {nofile}); to raise it: "
+        "ulimit -n $(ulimit -Hn)",
         errno.ENFILE: "this machine opens no more files: end other programs, or raise fs.file-max",
         errno.ENOMEM: "this machine, or the share of it that this process may use, has no more memory: end other "
         "programs, or request more",
