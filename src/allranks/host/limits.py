@@ -69,7 +69,8 @@ def describe_shortage(error: BaseException) -> str | None:
 
 def _is_of_new_process(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].name in ("_execute_child", "_fork_exec")
+    names = ("_execute_child", "_fork_exec")
+    return bool(frames) and (frames[-1].name in names or "os.fork()" in (frames[-1].line or ""))
 
 
 def count_cpus(*, root: Path = Path("/")) -> int:
