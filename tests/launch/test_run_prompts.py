@@ -68,6 +68,8 @@ def test_where_nobody_can_answer_lines_stay_whole(tmp_path: Path) -> None:
         (b"Press Enter to continue...", True),
         (b"> /job/train.py(7)<module>()\n-> loss.backward()\n(Pdb) ", True),
         (b"ipdb> ", True),
+        (b"\x1b[1;32mname?\x1b[0m ", True),
+        (b"name: \x1b[0m", True),
         (b"", False),
         (b"Epoch 1: ", False),
         (b"speedy/no", False),

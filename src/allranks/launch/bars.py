@@ -138,7 +138,11 @@ class TerminalLines:
     def is_prompt(self) -> bool:
         """Whether what has come of the last line asks for input: `name? `, `(Pdb) `."""
         row = self._rows[0]
-        return len(self._rows) == 1 and not row.is_redrawn and bool(_PROMPT.search(row.text[-MAX_PROMPT:]))
+        return (
+            len(self._rows) == 1
+            and not row.is_redrawn
+            and bool(_PROMPT.search(_COLOURS.sub(b"", row.text[-MAX_PROMPT:])))
+        )
 
     def take_whole(self) -> list[bytes]:
         """Return the same as they were at the last carriage return, which ends what may be written in part; once."""
