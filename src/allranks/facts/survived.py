@@ -69,6 +69,11 @@ class _Later:
         """Whether it lived in a later line of the item's file, where pods may stand one behind another."""
         return 0 < item.place.line < self._last_lines.get((whose, item.place.source, item.who.pod), 0) - gap
 
+    def has_stopped(self, item: Item) -> bool:
+        """Whether its process is known, and made its last step above it in its file."""
+        last = self._last_lines.get(((item.process, None), item.place.source, item.who.pod))
+        return bool(item.who) and last is not None and last < item.place.line
+
     def is_timed(self, item: Item) -> bool:
         """Whether a clock of the item's tells of progress."""
         return item.when.earliest_s is not None and (_ANYBODY, item.when.clock) in self._last_s
@@ -179,6 +184,9 @@ class _Attempt:
         """Whether it was an exception that its program caught: nothing tells of a failure, and the others went on."""
         is_sure = item.fact.confidence is Confidence.CERTAIN
         if item.kind is not FactKind.RAISED or self._has_failed or (is_sure and not item.fact.is_caught):
+            return False
+        is_soon = self._later.is_timed(item) and not self._later.is_long_after_line_above(_ANYBODY, item)
+        if item.fact.is_caught and (is_soon or self._later.has_stopped(item)):
             return False
         return self._later.is_by_line(_ANYBODY, item, FEW_LINES if is_sure else 0)
 
