@@ -200,7 +200,11 @@ class _Attempt:
         is_below = self._later.is_by_line(_ANYBODY, item)
         is_explained = self._has_failed and (bool(item.who) or self._has_code)
         is_unordered = not is_explained and self._later.is_unordered(item)
-        is_killed = end is not None or (self._was_signaled and not self._has_code)
+        is_late = self._later.is_long_after_line_above(_ANYBODY, item)
+        if item.fact.is_caught and is_late:
+            return True
+        was_last = not self._was_killed and self._later.is_ordered(item) and not is_below
+        is_killed = end is not None or (self._was_signaled and not (self._has_code or was_last))
         is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
         if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
             return True
