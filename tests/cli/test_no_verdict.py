@@ -16,7 +16,7 @@ import os
 os.mkdir("runs/latest/attempt_0/verdict.json")  # where the agent cannot put its own
 {end}
 """
-WHY = "no verdict.json (it could not be written, or was removed): the verdict is what events.jsonl tells"
+WHY = "no readable verdict.json (not written, damaged, or removed): the verdict is what events.jsonl tells"
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,15 @@ def test_only_the_last_word_of_a_leader_is_an_end(
     assert run.is_verdict_of_events == (told is not None)
     assert (run.ended_s is not None) == (told is not None)
     assert told == (run.verdict and (run.verdict.exit_code, [found.message for found in run.verdict.findings]))
+
+
+@pytest.mark.parametrize("text", ["", '{"job": "x", "exit_co'])
+def test_a_damaged_verdict_is_none(text: str, tmp_path: Path, make_events: Callable[[str], None]) -> None:
+    make_events(FOUND + event("ended", exit_code=1))
+    (tmp_path / "attempt_0/verdict.json").write_text(text)
+    run = read_run(tmp_path)
+    assert run.is_verdict_of_events
+    assert run.ended_s == 1.0
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ TWO_THREADS = {resource.RLIMIT_STACK: GIB, resource.RLIMIT_AS: 2 * GIB + 3 * GIB
         (
             ("bench",),
             FEW_FILES,
-            "error: a process may open no more files here (ulimit -n is 8): raise it, as in ulimit -n 4096\n",
+            "error: a process may open no more files here (ulimit -n is 8); to raise it: ulimit -n $(ulimit -Hn)\n",
         ),
         (
             ("run", "--nproc-per-node", "2", "train.py"),
@@ -84,3 +86,13 @@ def test_a_program_that_cannot_start_or_crashes_says_so_for_its_rank(tmp_path: P
 )
 def test_other_errors_are_no_shortage(error: Exception, is_told: bool) -> None:
     assert (describe_shortage(error) is not None) == is_told
+
+
+def test_a_fork_that_fails_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    monkeypatch.setattr(os, "fork", partial(os.read, reader, 1))  # EAGAIN
+    with pytest.raises(BlockingIOError) as raised:
+        multiprocessing.get_context("fork").Process(target=print).start()
+    os.close(reader)
+    os.close(writer)
+    assert str(describe_shortage(raised.value)).startswith("no more processes or threads can be started here")

@@ -28,11 +28,12 @@ def read_until(fd: int, words: bytes) -> bytes:
     return seen
 
 
-def test_a_prompt_is_shown_while_the_rank_waits_for_the_answer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_prompt_is_shown_while_the_rank_waits_for_the_answer(term: str, tmp_path: Path) -> None:
     (tmp_path / "asks.py").write_text(ASKS)
     ours, theirs = pty.openpty()
     command = allranks_command("run", "--nproc-per-node", "2", "asks.py")
-    env = clean_env(os.environ, SLURMD_NODENAME="n1", TERM="xterm")
+    env = clean_env(os.environ, SLURMD_NODENAME="n1", TERM=term)
     with subprocess.Popen(command, cwd=tmp_path, env=env, stdin=theirs, stdout=theirs, stderr=theirs) as job:
         try:
             assert b"[n1 r0] which one? \r\n" in read_until(ours, b"which one? \r\n")
@@ -61,10 +62,18 @@ def test_where_nobody_can_answer_lines_stay_whole(tmp_path: Path) -> None:
     [
         (b"which one? ", True),
         (b"go on [y/n]:", True),
+        (b"Overwrite? [y/N] ", True),
+        (b"Are you sure you want to continue connecting (yes/no)? ", True),
+        (b"overwrite it (yes/no) ", True),
+        (b"Press Enter to continue...", True),
         (b"> /job/train.py(7)<module>()\n-> loss.backward()\n(Pdb) ", True),
         (b"ipdb> ", True),
+        (b"\x1b[1;32mname?\x1b[0m ", True),
+        (b"name: \x1b[0m", True),
         (b"", False),
         (b"Epoch 1: ", False),
+        (b"speedy/no", False),
+        (b"[INFO] ", False),
         (b"....", False),
         (b"what now?\n", False),
         (b"\r  0%| | 0/9 [00:00<?, ?it/s] loss: ", False),

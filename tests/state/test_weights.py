@@ -142,6 +142,15 @@ def test_an_export_takes_a_run_for_its_newest_checkpoint(
     assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == {"table", "head", "blocks.0.bias"}
 
 
+def test_a_directory_of_checkpoints_may_have_a_script_that_is_called_as_one_of_a_run(
+    allranks: Allranks, checkpoints: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoints / "step_1", tmp_path / "mine/step_1")
+    write(tmp_path / "mine/submission.sh", "#SBATCH --nodes=2\n")
+    result = allranks("export", "mine", "--torch", "model.pt")
+    assert result.returncode == 0, result.stderr
+
+
 @pytest.mark.parametrize("run", ["latest", "runs/20261123-031500-977"])
 def test_an_export_of_a_run_finds_its_checkpoints_where_checkpoint_dir_had_them(
     allranks: Allranks, checkpoints: Path, tmp_path: Path, run: str

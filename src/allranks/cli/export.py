@@ -90,7 +90,9 @@ def places_of(text: str) -> list[Path]:
     """
     from allranks.launch.batch.clean import checkpoint_places
     from allranks.report.runs import find_run, is_run, read_run
+    from allranks.state.saved.parts import list_checkpoints
 
     path = Path(text)
-    run = read_run(path) if is_run(path) else None if path.exists() else find_run(text, Path("runs"))
+    is_of_run = is_run(path) and not list_checkpoints(path)  # a user's own directory may have a submission.sh, too
+    run = read_run(path) if is_of_run else None if path.exists() else find_run(text, Path("runs"))
     return [path, path / "checkpoints"] if run is None else [*checkpoint_places(run.path), run.path / "checkpoints"]

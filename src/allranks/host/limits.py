@@ -59,7 +59,8 @@ def describe_shortage(error: BaseException) -> str | None:
     return {
         errno.EAGAIN: "no more processes or threads can be started here: end other programs, or raise the limit "
         f"(ulimit -u is {nproc}; in a container or job, its cgroup has one, too: pids.max)",
-        errno.EMFILE: f"a process may open no more files here (ulimit -n is {nofile}): raise it, as in ulimit -n 4096",
+        errno.EMFILE: f"a process may open no more files here (ulimit -n is {nofile}); to raise it: "
+        "ulimit -n $(ulimit -Hn)",
         errno.ENFILE: "this machine opens no more files: end other programs, or raise fs.file-max",
         errno.ENOMEM: "this machine, or the share of it that this process may use, has no more memory: end other "
         "programs, or request more",
@@ -68,7 +69,8 @@ def describe_shortage(error: BaseException) -> str | None:
 
 def _is_of_new_process(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and frames[-1].name in ("_execute_child", "_fork_exec")
+    names = ("_execute_child", "_fork_exec")
+    return bool(frames) and (frames[-1].name in names or "os.fork()" in (frames[-1].line or ""))
 
 
 def count_cpus(*, root: Path = Path("/")) -> int:

@@ -35,8 +35,10 @@ GAP = "  "
 _TOKEN = re.compile(rb"\n|\r|\x1b\[([0-9;?]{0,32})([@-~])|[^\n\r\x1b]+|\x1b")
 MAX_PROMPT = 64
 """Bytes of the end of a line that show whether it asks for input."""
-_PROMPT = re.compile(rb"[^0-9 ][?:>] ?\Z|\(Pdb\) \Z")
-"""`Epoch 1: ` asks for nothing."""
+_PROMPT = re.compile(
+    rb"[^0-9 ][?:>] ?\Z|\(Pdb\) \Z|(?i:\by(?:es)?/no?[])]? ?\Z|\bpress (?:any key|enter|return)\b[^\n]*\Z)"
+)
+"""`Epoch 1: ` asks for nothing; `Overwrite? [y/N] ` does, and `Press Enter to continue...`."""
 _MOVES = re.compile(rb"\r(?!\n|\Z)|\x1b\[[0-9;?]{0,32}[A-HJK]")
 _UP = re.compile(rb"(?:\x1b\[[0-9]{0,32}[AF](?:\r|\x1b\[[0-9]{0,32}K)*)+")
 _UP_ONCE = re.compile(rb"\x1b\[([0-9]{0,32})[AF]")
@@ -136,7 +138,11 @@ class TerminalLines:
     def is_prompt(self) -> bool:
         """Whether what has come of the last line asks for input: `name? `, `(Pdb) `."""
         row = self._rows[0]
-        return len(self._rows) == 1 and not row.is_redrawn and bool(_PROMPT.search(row.text[-MAX_PROMPT:]))
+        return (
+            len(self._rows) == 1
+            and not row.is_redrawn
+            and bool(_PROMPT.search(_COLOURS.sub(b"", row.text[-MAX_PROMPT:])))
+        )
 
     def take_whole(self) -> list[bytes]:
         """Return the same as they were at the last carriage return, which ends what may be written in part; once."""

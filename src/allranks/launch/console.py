@@ -234,7 +234,7 @@ class Console:
             dir_fd: descriptor of the directory that has it, as for open(2).
         """
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-        has_keyboard = self.screen[stream].paint is not None and os.isatty(0)
+        has_keyboard = os.isatty(self.screen[stream].fileno()) and os.isatty(0)
         self._followed.append(Followed(Path(path).name, fd, stream, prefix.encode(), start, has_keyboard))
 
     def mute(self, stream: str) -> None:

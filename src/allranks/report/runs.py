@@ -41,7 +41,7 @@ from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.status_files import GOODPUT
 from allranks.report.text import count_of
 
-NO_VERDICT_FILE = "no verdict.json (it could not be written, or was removed): the verdict is what events.jsonl tells"
+NO_VERDICT_FILE = "no readable verdict.json (not written, damaged, or removed): the verdict is what events.jsonl tells"
 _MARKS = ("submission.sh", "leader.json")
 _MARKS_OF_ATTEMPT = ("events.jsonl", "roll_call.json", "verdict.json", "*/env.json")
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
