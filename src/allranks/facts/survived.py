@@ -24,6 +24,8 @@ BEGUN_S = 300.0
 """A job, or a run, that was told to end or has ended makes no steps so long after that."""
 GRACE_S = 3600.0
 """A preempted job has at most so long to save and end; meanwhile it may make steps."""
+MANY_LINES = 80
+"""Other ranks write fewer lines of steps after one of them has failed."""
 FEW_LINES = 10
 """A program that is told to end makes a last step, and saves."""
 _HARD_ENDS = frozenset((FactKind.ENDED, FactKind.SCHEDULER_END, FactKind.NODE_LOST))
@@ -67,10 +69,18 @@ class _Later:
         """Whether it lived in a later line of the item's file, where pods may stand one behind another."""
         return 0 < item.place.line < self._last_lines.get((whose, item.place.source, item.who.pod), 0) - gap
 
+    def has_stopped(self, item: Item) -> bool:
+        """Whether its process is known, and made its last step above it in its file."""
+        last = self._last_lines.get(((item.process, None), item.place.source, item.who.pod))
+        return bool(item.who) and last is not None and last < item.place.line
+
+    def is_timed(self, item: Item) -> bool:
+        """Whether a clock of the item's tells of progress."""
+        return item.when.earliest_s is not None and (_ANYBODY, item.when.clock) in self._last_s
+
     def is_ordered(self, item: Item) -> bool:
         """Whether its file or pod, or a clock of the item's, tells of progress."""
-        is_timed = item.when.earliest_s is not None and (_ANYBODY, item.when.clock) in self._last_s
-        return is_timed or (_ANYBODY, item.place.source, item.who.pod) in self._last_lines
+        return self.is_timed(item) or (_ANYBODY, item.place.source, item.who.pod) in self._last_lines
 
     def is_unordered(self, item: Item) -> bool:
         """Whether progress is told, but not whether that was before or after."""
@@ -138,6 +148,10 @@ class _Attempt:
             own = [_JOB] if is_outside(item) else []
         is_last = self._is_last_word(item)
         is_buffered = is_last and (item.process in self._ends or not item.who)
+        if item.kind is FactKind.RAISED and not item.who and (item.fact.is_caught or is_last):
+            own = [_JOB]  # its file does not tell whose the steps are
+            if self._was_outlived(item):
+                return True
         if any(later.is_by_time(whose, item) or (later.is_by_line(whose, item) and not is_buffered) for whose in own):
             return True
         last = item.process, FactKind.RAISED
@@ -157,10 +171,22 @@ class _Attempt:
             return True
         return later.is_by_time(_ANYBODY, item, GOES_ON_S) or self._was_overcome(item)
 
+    def _was_outlived(self, item: Item) -> bool:
+        """Whether steps of nobody known stand so late or so far below that the other ranks would have ended by then."""
+        whose, later = (item.process, None), self._later
+        if item.fact.is_caught:
+            is_late = later.is_long_after_line_above(whose, item)
+            return is_late if later.is_timed(item) else later.is_by_line(whose, item, 2 * FEW_LINES)
+        is_far_below = later.is_by_time(whose, item) and later.is_by_line(whose, item, MANY_LINES)
+        return is_far_below or later.is_by_time(whose, item, LINGERS_S)
+
     def _was_overcome(self, item: Item) -> bool:
         """Whether it was an exception that its program caught: nothing tells of a failure, and the others went on."""
         is_sure = item.fact.confidence is Confidence.CERTAIN
         if item.kind is not FactKind.RAISED or self._has_failed or (is_sure and not item.fact.is_caught):
+            return False
+        is_soon = self._later.is_timed(item) and not self._later.is_long_after_line_above(_ANYBODY, item)
+        if item.fact.is_caught and (is_soon or self._later.has_stopped(item)):
             return False
         return self._later.is_by_line(_ANYBODY, item, FEW_LINES if is_sure else 0)
 
@@ -174,7 +200,11 @@ class _Attempt:
         is_below = self._later.is_by_line(_ANYBODY, item)
         is_explained = self._has_failed and (bool(item.who) or self._has_code)
         is_unordered = not is_explained and self._later.is_unordered(item)
-        is_killed = end is not None or (self._was_signaled and not self._has_code)
+        is_late = self._later.is_long_after_line_above(_ANYBODY, item)
+        if item.fact.is_caught and is_late:
+            return True
+        was_last = not self._was_killed and self._later.is_ordered(item) and not is_below
+        is_killed = end is not None or (self._was_signaled and not (self._has_code or was_last))
         is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
         if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
             return True

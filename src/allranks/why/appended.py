@@ -272,8 +272,13 @@ def _writes_anew(known: Sequence[Line], end: Line, times: Times) -> bool:
         return True
     forms = [form_of(line.text) for line in above[:FIRST_LINES]]
     begin = [form_of(line.text) for line in below[:MIN_STEPS]]
-    is_start = bool(above) and above[0].number == 1 and len(set(begin)) == MIN_STEPS  # and not three buffered steps
-    return is_start and any(forms[at : at + MIN_STEPS] == begin for at in range(len(forms)))
+    if not above or above[0].number != 1:
+        return False
+    places = [at for at in range(len(forms)) if forms[at : at + MIN_STEPS] == begin]
+    if len(set(begin)) == MIN_STEPS:
+        return bool(places)
+    texts = [line.text for line in below[:MIN_STEPS]]  # all ranks say the same; three buffered steps have new numbers
+    return any([line.text for line in above[at : at + MIN_STEPS]] == texts for at in places)
 
 
 def _count(line: Line) -> list[int]:

@@ -29,7 +29,7 @@ def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
 
     Python shows a caught one from the function on that caught it, without the script's own frame. Hydra ends the
     process, and leaves frames out. Of mixed lines, one of equal tracebacks has that frame; of a chain, the last one.
-    Frames may be missing.
+    Frames may be missing. What a DataLoader's worker raised is raised again above, with the script's own frame.
     """
     uncaught: set[tuple[object, str]] = set()
     bare: set[tuple[object, str]] = set()
@@ -37,10 +37,12 @@ def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
     functions: dict[object, set[str]] = {}
     chains: dict[object, list[str]] = {}
     linked: set[object] = set()
+    above: dict[object, set[str]] = {}
     for event in logs.of("traceback", "shortened", "frame", "exception", "chained"):
         writer = event.line.writer
         if event.kind == "traceback":  # without it, the first frames are not known
-            functions.setdefault(writer, set())
+            is_again = event.line.text.lstrip().startswith("Original ")
+            functions.setdefault(writer, set(above.get(writer, ())) if is_again else set())
         elif event.kind == "shortened":
             functions[writer] = {"<module>"}
         elif event.kind == "frame":
@@ -51,6 +53,7 @@ def find_uncaught(logs: Logs) -> set[tuple[object, str]]:
             chains[writer] = [*(chains.get(writer, []) if writer in linked else []), event.line.text]
             linked.discard(writer)
             shown = functions.pop(writer, None)
+            above[writer] = shown or set()
             found = bare if not shown else uncaught if shown & _OUTERMOST else caught
             found.update((writer, text) for text in chains[writer])
     return uncaught | (bare - caught)
