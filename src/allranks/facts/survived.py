@@ -166,9 +166,6 @@ class _Attempt:
             return False
         if item.fact.is_generic and not item.fact.is_caught:
             return self._was_overcome(item)
-        is_logged = item.fact.is_caught and item.when.latest_s is None and not self._has_failed
-        if is_logged and later.is_long_after_line_above(_ANYBODY, item):
-            return True
         return later.is_by_time(_ANYBODY, item, GOES_ON_S) or self._was_overcome(item)
 
     def _was_outlived(self, item: Item) -> bool:
