@@ -130,6 +130,8 @@ class _Attempt:
         """Whether a process ended with an exit code, as after an exception that nobody caught."""
         has_suffered = any(item.sort in SUFFERED for item in items)  # and ended for that, perhaps
         self._first = [item for item in items if item.kind is FactKind.ENDED and item.is_first and not has_suffered]
+        self._is_gone = any(item.kind is FactKind.LAUNCHER_KILL for item in items)
+        """Whether a launcher tells that it ended the processes."""
         self._is_over = any(item.kind is FactKind.FINISHED for item in items)
         self._stops = [item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0]
         self._was_stopped = bool(self._stops)
@@ -161,7 +163,8 @@ class _Attempt:
         if (item.fact.said is Said.KERNEL or is_outside(item)) and later.is_all_days_later(item):
             return True
         if is_outside(item) or item.kind in {FactKind.LINK_FAULT, FactKind.SCHEDULER_END}:  # clocks of nodes differ
-            return later.is_by_time(_ANYBODY, item, GRACE_S if item.kind is FactKind.SCHEDULER_END else CLOCKS_S)
+            may_save = item.kind is FactKind.SCHEDULER_END and not self._is_gone
+            return later.is_by_time(_ANYBODY, item, GRACE_S if may_save else CLOCKS_S)
         if is_last or item.kind in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
             return False
         if item.fact.is_generic and not item.fact.is_caught:
