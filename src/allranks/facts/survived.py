@@ -134,7 +134,6 @@ class _Attempt:
         """Whether a launcher tells that it ended the processes."""
         self._is_over = any(item.kind is FactKind.FINISHED for item in items)
         self._stops = [item for item in items if item.kind is FactKind.SCHEDULER_END and item.strength == 0]
-        self._was_stopped = bool(self._stops)
         signaled = [item for item in items if item.kind is FactKind.ENDED and item.fact.signal is not None]
         self._was_killed = any(item.sort is Sort.END and item.fact.signal == SIGKILL for item in signaled)
         died = [item for item in signaled if item.sort <= Sort.END and item.fact.said is not Said.SELF]
@@ -201,12 +200,10 @@ class _Attempt:
         is_explained = self._has_failed and (bool(item.who) or self._has_code)
         is_unordered = not is_explained and self._later.is_unordered(item)
         is_late = self._later.is_long_after_line_above(_ANYBODY, item)
-        if item.fact.is_caught and is_late:
-            return True
         was_last = not self._was_killed and self._later.is_ordered(item) and not is_below
         is_killed = end is not None or (self._was_signaled and not (self._has_code or was_last))
         is_elsewhere = {first.who.compare_machines(item.who) for first in self._first} == {Same.NO}
-        if item.fact.is_caught and (is_unordered or is_killed or is_elsewhere):  # it does not end it by a signal
+        if item.fact.is_caught and (is_late or is_unordered or is_killed or is_elsewhere):  # it sends no signal
             return True
         is_alone = self._is_over or not (item.who or self._has_died)
         if is_unordered and not item.fact.is_fatal and is_alone:  # its words alone
@@ -214,8 +211,8 @@ class _Attempt:
         if item.fact.is_fatal:
             return is_below and not self._has_code
         if item.fact.is_generic:
-            return self._was_stopped or self._was_killed
-        return self._was_stopped or (is_below and not self._is_last_word(item))
+            return bool(self._stops) or self._was_killed
+        return bool(self._stops) or (is_below and not self._is_last_word(item))
 
     def may_hang(self, item: Item) -> bool:
         """Whether the job may have hung by a caught exception until it was ended: progress is known, all of it before.

@@ -41,6 +41,7 @@ from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import GivenFlags, check_one_agent_per_node, world_from_env
 from allranks.preflight.judge import ALONE, name_nodes
 from allranks.report.text import say
+from allranks.wire.rounds import reason
 
 SLACK_S = 10.0
 
@@ -182,7 +183,7 @@ def lines_of(
                     command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
                 )
             except (OSError, subprocess.SubprocessError) as exc:
-                yield number, _failed(f"its process cannot start: {describe_shortage(exc) or _reason(exc)}")
+                yield number, _failed(f"its process cannot start: {describe_shortage(exc) or reason(exc)}")
                 continue
             left.enter_context(child)
             left.callback(child.kill)  # and the kernel its own processes, which asked for it (PR_SET_PDEATHSIG)
@@ -205,7 +206,3 @@ def lines_of(
 
 def _failed(what: str) -> bytes:
     return json.dumps({"status": "failed", "what": what}).encode()
-
-
-def _reason(exc: Exception) -> str:
-    return (getattr(exc, "strerror", None) or str(exc)).lower()
