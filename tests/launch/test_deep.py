@@ -208,6 +208,22 @@ def test_a_warning_of_a_deep_look_is_one_in_the_table_and_stops_nothing() -> Non
     assert deep.exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("usual_s", "named"), [(0.15, ["node03"]), (0.25, [])], ids=["links are at speed", "cores decide"]
+)
+def test_where_pairs_do_not_fill_their_links_a_node_is_slow_only_far_below_them(
+    usual_s: float, named: list[str]
+) -> None:
+    order = order_of(6)
+    gigabit = {name: replace(end, link_mbit_s=1000) for name, end in order.ends.items()}  # 16 MiB take 0.134 s
+    order = replace(order, ends=gigabit)
+    seconds = dict.fromkeys(names(6), usual_s)
+    slow = judged(order, measured(order, {**seconds, "node03": usual_s * 1.4}))
+    assert [each.node for each in slow.findings] == named
+    far = judged(order, measured(order, {**seconds, "node03": usual_s * 2.2}))
+    assert [(each.node, each.severity) for each in far.findings] == [("node03", Severity.FAIL)]
+
+
 def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
     order = order_of(6)
     told = measured(order, {})
