@@ -117,6 +117,23 @@ def test_what_stops_a_job_at_its_first_line_is_told_in_its_own_words(
     assert ("waited for it" in result.stdout, result.returncode) == (False, 1)
 
 
+IMAGE_REFUSED = """slurmstepd: error: pyxis: child 10028 failed with error code: 1
+slurmstepd: error: pyxis: failed to import docker image
+slurmstepd: error: pyxis: printing enroot log file:
+slurmstepd: error: pyxis:     [INFO] Authenticating with user: <anonymous>
+slurmstepd: error: pyxis:     [ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized
+slurmstepd: error: pyxis: couldn't start container
+srun: error: compute-0: task 0: Exited with exit code 1
+"""
+
+
+def test_why_a_container_does_not_start_is_its_evidence(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "slurm-7.out").write_text(IMAGE_REFUSED)
+    lines = allranks("why", "slurm-7.out").stdout.splitlines()
+    assert lines[0][2:].startswith("AR512 node-cannot-start   compute-0")
+    assert any(line.endswith("returned error code: 401 Unauthorized") for line in lines[:4])
+
+
 def test_a_run_that_has_no_output_yet_is_no_usage_error(allranks: Allranks, tmp_path: Path) -> None:
     (tmp_path / "runs/977/attempt_0/node01").mkdir(parents=True)
     (tmp_path / "runs/977/attempt_0/node01/env.json").write_text("{}")
