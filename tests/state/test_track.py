@@ -199,7 +199,9 @@ def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path):
 
 
 def test_what_has_no_state_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"track\(step=int\): expected something with state_dict"):
+    with pytest.raises(
+        UsageError, match=r"track\(step=int\): expected something with state_dict, or an option of track\(\)$"
+    ):
         Tracked({"step": 3}, checkpoints=Checkpointer(tmp_path))
 
 
