@@ -212,6 +212,13 @@ def test_a_sampler_that_is_not_tracked_is_refused(tmp_path: Path):
         next(state.steps(DataLoader(list(range(20)), batch_sampler=sampler), total=3))  # type: ignore[arg-type]
 
 
+def test_a_loader_that_would_batch_the_batches_of_our_sampler_is_refused(tmp_path: Path):
+    sampler = Sampler(20, global_batch_size=6)
+    state = Tracked({"sampler": sampler}, checkpoints=Checkpointer(tmp_path))
+    with pytest.raises(UsageError, match=r"DataLoader.*whole batches; write batch_sampler="):
+        next(state.steps(DataLoader(torch.arange(20), sampler=sampler, batch_size=6), total=3))  # type: ignore[arg-type]
+
+
 def test_what_was_saved_before_the_first_step_is_resumed_there(tmp_path: Path):
     expected = Training(tmp_path / "whole").train(4)
     first = Training(tmp_path / "cut")
