@@ -199,7 +199,9 @@ def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path):
 
 
 def test_what_has_no_state_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"track\(step=int\): expected something with state_dict"):
+    with pytest.raises(
+        UsageError, match=r"track\(step=int\): expected something with state_dict, or an option of track\(\)$"
+    ):
         Tracked({"step": 3}, checkpoints=Checkpointer(tmp_path))
 
 
@@ -208,6 +210,13 @@ def test_a_sampler_that_is_not_tracked_is_refused(tmp_path: Path):
     state = Tracked({}, checkpoints=Checkpointer(tmp_path))
     with pytest.raises(UsageError, match="the loader's sampler is not tracked"):
         next(state.steps(DataLoader(list(range(20)), batch_sampler=sampler), total=3))  # type: ignore[arg-type]
+
+
+def test_a_loader_that_would_batch_the_batches_of_our_sampler_is_refused(tmp_path: Path):
+    sampler = Sampler(20, global_batch_size=6)
+    state = Tracked({"sampler": sampler}, checkpoints=Checkpointer(tmp_path))
+    with pytest.raises(UsageError, match=r"DataLoader.*whole batches; write batch_sampler="):
+        next(state.steps(DataLoader(torch.arange(20), sampler=sampler, batch_size=6), total=3))  # type: ignore[arg-type]
 
 
 def test_what_was_saved_before_the_first_step_is_resumed_there(tmp_path: Path):

@@ -320,7 +320,7 @@ def test_rank_0_says_how_often_is_checked_one_talk_ahead_and_at_most_8_times_as_
 
 def of_its_own(step: int, rank: int, state: State) -> None:
     """BatchNorm's statistics: each rank's own from the first step on."""
-    state["model"].setdefault("mean", torch.zeros(3)).add_(rank + 1)
+    state["model"].setdefault("mean_", torch.zeros(3)).add_(rank + 1)
     state["model"].setdefault("count", torch.zeros((), dtype=torch.int64)).add_(1)
 
 
@@ -334,7 +334,7 @@ def late_average(step: int, rank: int, state: State) -> None:
 
 def test_what_each_rank_has_for_itself_is_listed_once_and_never_compared():
     ranks, said = train(3, of_its_own)
-    assert said == ["not replicated: 1 tensor (model/mean); not compared between ranks"]
+    assert said == ["not replicated: 1 tensor (model/mean_); not compared between ranks"]
     assert [own.equal_step for _, own in ranks] == [11, 11, 11]
 
 
@@ -521,7 +521,8 @@ def test_after_a_load_what_was_not_watched_when_it_was_saved_is_learned_again():
         own.loaded(8, ["model"], {"watched": []})
 
     _, said = train(3, at(0, 2, flip("model", "w")), begin=begin)
-    assert said == ["not replicated: 1 tensor (model/w); not compared between ranks"]
+    fix = "to train one model on all ranks, wrap it in s.ddp()"
+    assert said == [f"not replicated: 1 tensor (model/w); not compared between ranks; {fix}"]
 
 
 def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiples_of_a_power_of_two(

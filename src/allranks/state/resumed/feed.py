@@ -22,10 +22,16 @@ from allranks.state.resumed.sampler import Sampler, Share, mix
 
 
 class Feed:
-    """The loader, and how far it has been used on this rank; it counts on the epochs of the feed before it."""
+    """The loader, and how far it has been used on this rank; it counts on the epochs of the feed before it.
+
+    Raises:
+        UsageError: the loader makes batches of our Sampler's batches.
+    """
 
     def __init__(self, loader: Any, before: Feed | None = None) -> None:
         self.loader = loader
+        if isinstance(getattr(loader, "sampler", None), Sampler):
+            raise UsageError("DataLoader(sampler=...): s.sampler gives whole batches; write batch_sampler=...")
         batch_sampler = getattr(loader, "batch_sampler", None)
         self.sampler = batch_sampler if isinstance(batch_sampler, Sampler) else None
         self._has_state = self.sampler is None and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")

@@ -30,7 +30,9 @@ class Parts:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise UsageError(f"track({name}={type(part).__name__}): expected something with state_dict")
+                raise UsageError(
+                    f"track({name}={type(part).__name__}): expected something with state_dict, or an option of track()"
+                )
         self.live = {name: _inner(part) for name, part in parts.items()}
         """Without the wrappers of modules."""
         self.modules = {name: part for name, part in self.live.items() if isinstance(part, torch.nn.Module)}

@@ -370,7 +370,9 @@ class Comparing:
         self._dropped |= {*names}
         if names:
             what = f"{count_of(len(names), 'tensor')} ({_some(names)})"
-            self.say(f"not replicated{since}: {what}; not compared between ranks")
+            is_trained = Role.TRAINED in self._read_roles(names).values()
+            fix = "; to train one model on all ranks, wrap it in s.ddp()" if is_trained else ""
+            self.say(f"not replicated{since}: {what}; not compared between ranks{fix}")
 
 
 def _are_equal(largest: Sequence[int]) -> bool:
