@@ -67,6 +67,8 @@ def test_the_help_of_submit_speaks_of_the_job_not_of_this_node(allranks: Allrank
     [
         (("rnu",), "no such command 'rnu' (did you mean 'run'?); see allranks --help"),
         (("chek",), "no such command 'chek' (did you mean 'check'?); see allranks --help"),
+        (("stop", "latest"), "no such command 'stop' (did you mean 'cancel'?); see allranks --help"),
+        (("runs",), "no such command 'runs' (did you mean 'list'?); see allranks --help"),
         (("lab", "injekt"), "no such command 'injekt' (did you mean 'inject'?); see allranks lab --help"),
         (("config", "shw"), "no such command 'shw' (did you mean 'show'?); see allranks config --help"),
         (("help", "submti"), "no such command 'submti' (did you mean 'submit'?); see allranks --help"),

@@ -110,6 +110,20 @@ def test_why_explains_the_newest_run(words: tuple[str, ...], runs: Path, allrank
     assert result.stderr == f"allranks: {said[words]}\n"
 
 
+def test_why_says_that_it_explains_the_newest_run_and_not_what_is_piped_into_it(runs: Path) -> None:
+    result = subprocess.run(
+        allranks_command("why"),
+        cwd=runs.parent,
+        env=clean_env(os.environ),
+        input="ValueError: another job\n",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "standard input is not read; to explain it: allranks why -\n" in result.stderr
+    assert "ValueError: boom" in result.stdout
+
+
 def test_why_shows_of_a_killed_rank_its_own_last_words_and_none_of_its_victims(
     allranks: Allranks, tmp_path: Path
 ) -> None:

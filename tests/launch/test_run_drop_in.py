@@ -156,6 +156,16 @@ def test_standard_input_reaches_the_worker(tmp_path: Path):
 # Flags
 
 
+def test_an_error_about_an_option_that_nobody_typed_names_the_variable(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "")
+    wrong = {"PET_NPROC_PER_NODE": "x"}
+    text = "error: --nproc-per-node 'x': expected a number from 1 to 65536, auto, gpu or cpu"
+    assert allranks("run", "train.py", env=wrong).stderr == f"{text} (--nproc-per-node is from PET_NPROC_PER_NODE)\n"
+    assert allranks("run", "--nproc_per_node=x", "train.py", env=wrong).stderr == f"{text}\n"
+    result = allranks("run", "train.py", env={"PET_MAX_RESTARTS": "x"})
+    assert result.stderr.endswith(" (--max-restarts is from PET_MAX_RESTARTS); see allranks run --help\n")
+
+
 def test_both_spellings_and_pet_variables_mean_the_same(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "show.py", "import os\nprint(os.environ['WORLD_SIZE'], os.environ['ROLE_NAME'])\n")
     results = [
@@ -298,6 +308,7 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
             ["--no-python", "./gone"],
             "./gone: no such program; --no-python expects a path, or a name on PATH",
         ),
+        (["train.sh"], "train.sh: a shell script, not a Python file; add --no-python"),
         (
             ["--nproc-per-node", "0", "train.py"],
             "--nproc-per-node '0': expected a number from 1 to 65536, auto, gpu or cpu",
@@ -348,6 +359,7 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
 )
 def test_a_wrong_command_line_is_one_line(allranks: Allranks, tmp_path: Path, arguments: list[str], message: str):
     write(tmp_path / "train.py", "")
+    write(tmp_path / "train.sh", "python train.py\n")
     result = allranks("run", *arguments)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {message}\n")
     assert not (tmp_path / "runs").exists()

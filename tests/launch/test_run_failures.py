@@ -287,6 +287,21 @@ def test_without_torch_the_interpreter_that_lacks_it_is_named_with_the_command(a
     assert f"\n  fix  {fix}\n" in result.stderr
 
 
+def test_an_exception_without_a_text_is_its_name(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "assert 1 == 2\n")
+    allranks("run", "train.py", env=NODE)
+    assert only_finding(tmp_path)["message"] == "AssertionError (train.py:1 in <module>)"
+
+
+@pytest.mark.parametrize("ask", ["input('overwrite? ')", "breakpoint()"])
+def test_a_rank_that_asks_in_vain_learns_that_only_rank_0_has_standard_input(
+    allranks: Allranks, tmp_path: Path, ask: str
+):
+    write(tmp_path / "train.py", f"import os\nif os.environ['RANK'] == '1':\n    {ask}\n    print()\n")
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE)
+    assert "\n  fix  only rank 0 reads standard input: ask there, and broadcast the answer\n" in result.stderr
+
+
 def test_without_torch_and_without_the_hook_stderr_names_the_missing_module(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "train.py", "raise ModuleNotFoundError(\"No module named 'torch'\")\n")
     result = allranks("run", *ANY_CORES, "--nproc-per-node", "3", "train.py", env={**NODE, "ALLRANKS_HOOK": "0"})

@@ -447,14 +447,25 @@ def test_several_words_are_no_address() -> None:
         pytest.param(
             MVAPICH | {"PMI_RANK": "4"}, "MV2_COMM_WORLD_RANK=5, MV2_COMM_WORLD_SIZE=8 but PMI_RANK=4", id="mpis"
         ),
-        pytest.param({"RANK": "0"}, "WORLD_SIZE is missing beside RANK=0; set both, or unset RANK", id="no-size"),
+        pytest.param(
+            {"RANK": "0"},
+            "WORLD_SIZE is missing beside RANK=0; unset RANK if left over, or set WORLD_SIZE, too",
+            id="no-size",
+        ),
+        pytest.param(
+            {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "12355"},
+            "LOCAL_WORLD_SIZE is missing beside RANK=0; unset RANK WORLD_SIZE LOCAL_RANK if left over, or set ",
+            id="a-shell-that-once-ran-one-rank",
+        ),
         pytest.param({"WORLD_SIZE": "2"}, "RANK is missing beside WORLD_SIZE=2", id="no-rank"),
         pytest.param({"LOCAL_RANK": "2"}, "WORLD_SIZE is missing beside LOCAL_RANK=2", id="local-rank-alone"),
         pytest.param(
             {"TORCHELASTIC_RUN_ID": "x"}, "WORLD_SIZE is missing beside TORCHELASTIC_RUN_ID=x", id="run-id-alone"
         ),
         pytest.param(
-            {"RANK": "1", "WORLD_SIZE": "2"}, "LOCAL_WORLD_SIZE is missing beside RANK=1; set both", id="no-local-size"
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            "LOCAL_WORLD_SIZE is missing beside RANK=1; unset RANK WORLD_SIZE",
+            id="no-local-size",
         ),
         pytest.param(
             without(AGENT, "SLURM_PROCID"), "SLURM_PROCID is missing beside SLURM_STEP_NUM_TASKS=6", id="no-procid"
@@ -625,7 +636,7 @@ def test_second_agent_on_a_node_is_refused(env: dict[str, str], expected: str) -
             "AR501 slurm-env",
             None,
             "WORLD_SIZE is missing beside RANK=0",
-            "set both, or unset RANK",
+            "unset RANK if left over, or set WORLD_SIZE, too",
             id="nowhere",
         ),
     ],

@@ -440,7 +440,20 @@ def test_a_leader_that_nobody_finds_at_the_address_that_was_given_is_told_with_i
     assert (finding.cause, finding.node) == (cause, node)
     assert "no leader answered within 0 s" in finding.message
     (evidence,) = finding.evidence
-    assert re.match(rf"{host}:\d+ \(--rdzv-endpoint\): {seen}", evidence.seen)
+    assert evidence.seen.startswith(f"{host}:{port} (--rdzv-endpoint): {seen}")
+
+
+def test_where_the_leader_of_the_last_start_listened_says_nothing_of_this_one(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create()
+    run_dir.create_attempt(None)
+    over = Announcement(job="4711", attempt=0, host="node01", addresses=("127.0.0.9",), port=free_port())
+    (run_dir.path / ANNOUNCEMENT).write_bytes(msgspec.json.encode(over))
+    (run_dir.path / "attempt_0/events.jsonl").write_text('{"time_s": 1.5, "event": "ended", "exit_code": 0}\n')
+    given = by_endpoint(tmp_path, free_port(), index=1, guard=GuardTable(join_s=0.3), job="4711", run_dir=run_dir)
+    with pytest.raises(NodeFaultError) as given_up, Entry(given) as entry:
+        entry.take_part()
+    assert given_up.value.finding.cause == "AR001 node-silent"
 
 
 def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):

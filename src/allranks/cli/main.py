@@ -6,6 +6,7 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -158,7 +159,7 @@ def main() -> None:
     except AllranksError as exc:
         if _is_first_to_say(exc):
             cause = f" ({exc.finding.cause})" if exc.finding else ""
-            _print_error(f"{_go_on_in_lab(str(exc))}{cause}", exc.more)
+            _print_error(f"{_say_variables(_go_on_in_lab(str(exc)))}{cause}", exc.more)
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -166,7 +167,7 @@ def main() -> None:
         sys.exit(exc.exit_code)
     except click.UsageError as exc:
         hint = f"; see {exc.ctx.command_path} --help" if exc.ctx else ""
-        _print_error(f"{_one_line(_message_of(exc))}{hint}")
+        _print_error(f"{_say_variables(_one_line(_message_of(exc)))}{hint}")
         sys.exit(Exit.USAGE)
     except click.ClickException as exc:
         _print_error(_one_line(exc.format_message()))
@@ -252,6 +253,15 @@ def _message_of(exc: click.UsageError) -> str:
     if isinstance(exc, click.MissingParameter) and flag in options and word.endswith(".py"):
         return f"{exc.format_message().rstrip('.')}: {flag} took {word!r} as its value"
     return exc.format_message().replace("is not a valid integer range", "is not a whole number")
+
+
+def _say_variables(message: str) -> str:
+    """Return the message, and which options in it nobody typed, because torchrun's PET_ variables set them."""
+    typed = {word.partition("=")[0].replace("_", "-") for word in sys.argv}
+    for flag in sorted(set(re.findall("--[a-z-]+", message)) - typed):
+        name = "PET_" + flag[2:].replace("-", "_").upper()
+        message += f" ({flag} is from {name})" if os.environ.get(name) else ""
+    return message
 
 
 def _one_line(text: str) -> str:

@@ -8,10 +8,12 @@ dropped. Standard output of the verbs that print results keeps its errors.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import select
 import sys
+import termios
 from typing import Any
 
 
@@ -38,6 +40,14 @@ def secure_streams() -> None:
         encoding = sys.stderr.encoding if sys.stderr else "utf-8"
         raw = _Patient(2, "wb", closefd=False)
         sys.stderr = io.TextIOWrapper(raw, encoding, errors="backslashreplace", write_through=True)
+
+
+def has_input() -> bool:
+    """Whether standard input is a pipe or a file that has something to read now."""
+    try:
+        return not os.isatty(0) and fcntl.ioctl(0, termios.FIONREAD, bytes(4)) != bytes(4)
+    except OSError:
+        return False
 
 
 def has_reader(fd: int) -> bool:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+_OTHER_NAMES = {"stop": "cancel", "kill": "cancel", "runs": "list", "jobs": "list", "ps": "list"}
+"""What other tools call a verb; in letters, `stop` is nearest to `top`."""
+
 
 class VerbGroup(click.Group):
     """A group whose errors suggest the nearest verb, as the errors of options do.
@@ -29,7 +32,8 @@ class VerbGroup(click.Group):
         if self.get_command(ctx, name) is None and name[:1] != "-" and not ctx.resilient_parsing:
             import difflib  # only here: it costs time
 
-            close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            verbs = self.list_commands(ctx)
+            close = [v for v in [_OTHER_NAMES.get(name)] if v in verbs] or difflib.get_close_matches(name, verbs, n=1)
             hint = f" (did you mean {close[0]!r}?)" if close else ""
             raise click.UsageError(f"no such command {name!r}{hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -33,6 +33,7 @@ from allranks.cli.meant import (
 )
 from allranks.cli.options import json_option
 from allranks.cli.progress_line import ReadProgress
+from allranks.cli.std_streams import has_input
 from allranks.cli.why_fleet import answer_for_fleet, fleet_options
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
@@ -119,6 +120,8 @@ def why(
         raise UsageError(
             f"why: there is no run in {RUNS} yet; expected a job id, a directory, files, or - for standard input"
         )
+    if not targets and has_input():
+        say("standard input is not read; to explain it: allranks why -")
     asked, targets = targets, tuple(map(find_meant, targets or ("latest",)))
     first, last = (read_bound(text) if text else None for text in (since, until))
     sources, verdict = take_verdict(find_logs(targets))

@@ -51,6 +51,7 @@ _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What allranks raises in a worker where it knows the cause."""
 
 _NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
+_NO_INPUT = ("EOFError: EOF when reading a line", "BdbQuit")  # input(), breakpoint()
 _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
 """How the traceback of a script that Python cannot parse begins: no frame of it has run."""
 
@@ -108,6 +109,8 @@ def describe(end: WorkerEnd, *, reader: Reader = ANYBODY) -> tuple[str, str, str
         fix = None
         if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
+        elif first_line in _NO_INPUT and end.rank:
+            fix = "only rank 0 reads standard input: ask there, and broadcast the answer"
         lingers = "" if end.lingers is None else f"; has not exited{f': {end.lingers}' if end.lingers else ''}"
         return USER_CODE_ERROR, f"{first_line}{f' ({where})' if where else ''}{lingers}", fix
     return USER_CODE_ERROR, f"ended with exit code {end.exit_code}", None

@@ -70,7 +70,7 @@ def cut(text: str, most_chars: int) -> str:
 
 def say(kind: type[BaseException], value: BaseException) -> str:
     """`ValueError: bad batch`, also where the exception cannot say it; cut."""
-    return f"{kind.__name__}: {_text_of(value)}"
+    return f"{kind.__name__}: {_text_of(value)}".removesuffix(": ")  # a bare assert has no text
 
 
 def _text_of(value: BaseException) -> str:

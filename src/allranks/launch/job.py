@@ -94,6 +94,8 @@ def worker_command(request: Request) -> list[str]:
         raise no_script(first)
     if Path(first).is_dir() and not Path(first, "__main__.py").exists():
         raise UsageError(f"{first}: this directory has no __main__.py, which Python would run; name the script in it")
+    if first.endswith(".sh"):
+        raise UsageError(f"{first}: a shell script, not a Python file; add --no-python")
     # Python takes what begins with a dash for an option of its own.
     return [python, f"./{first}" if first.startswith("-") else first, *arguments]
 

@@ -90,9 +90,19 @@ def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
         applicant.run_dir.hold(make=False).write_whole(ANNOUNCEMENT, msgspec.json.encode(announcement))
 
 
-def find_announcement(run_dir: RunDir) -> Announcement | None:
-    """Return the leader's announcement; None if there is none yet, or it is unreadable."""
-    folder = run_dir.look()
+def find_announcement(run_dir: RunDir, *, left_over: Announcement | None = None) -> Announcement | None:
+    """Return the leader's announcement; None if there is none yet, or it is unreadable, or it is the one left over."""
+    folder, found = run_dir.look(), None
     with contextlib.suppress(OSError):
-        return decode_announcement(folder.read(ANNOUNCEMENT, at_most=MAX_BYTES)) if folder is not None else None
-    return None
+        found = decode_announcement(folder.read(ANNOUNCEMENT, at_most=MAX_BYTES)) if folder is not None else None
+    return None if found == left_over else found
+
+
+def find_left_over(run_dir: RunDir) -> Announcement | None:
+    """Return the announcement of an earlier start of this job that has ended: nobody listens there anymore."""
+    if (found := find_announcement(run_dir)) is None:
+        return None
+    before = RunDir(run_dir.root, run_dir.path.name)
+    before.attempt = found.attempt
+    last = (before.read_events() or [{}])[-1]
+    return found if last.get("event") == "ended" and not last.get("is_cut_off") else None

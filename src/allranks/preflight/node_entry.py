@@ -42,7 +42,14 @@ from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.datapath import LOOPBACK, LOOPBACK_6
 from allranks.preflight.judge import Observations, judge
-from allranks.preflight.meeting import announce_leader, ensure_secret, find_announcement, read_secret, write_nonce
+from allranks.preflight.meeting import (
+    announce_leader,
+    ensure_secret,
+    find_announcement,
+    find_left_over,
+    read_secret,
+    write_nonce,
+)
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import RollCallTerms, see_waiting, with_place, with_problem
@@ -50,12 +57,7 @@ from allranks.preflight.vet import vet_card
 from allranks.report.rundir import EventWriter
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
-from allranks.wire.leader_port import (
-    PORTS_TRIED,
-    Hint,
-    bind_port,
-    collect_hints,
-)
+from allranks.wire.leader_port import PORTS_TRIED, Hint, bind_port, collect_hints
 from allranks.wire.protocol import Goodbye, own_age_s
 from allranks.wire.secret import (
     OPEN_GROUP,
@@ -93,6 +95,8 @@ class Entry:
         self._mesh = None if plan.is_alone else Mesh()
         self._side = bind_port(0) if applicant.has_successors and not plan.is_alone else None
         self._incarnation = secrets.randbits(63)
+        # SLURM tells the attempt; elsewhere each start has one of its own, so what an earlier one announced is known.
+        self._left_over = find_left_over(self.run_dir) if plan.attempt is None else None
         self._told_s = 0.0
         """When the status was written last, since the epoch."""
 
@@ -160,7 +164,7 @@ class Entry:
         is_speaker = not plan.is_slurm or plan.node_index == 1
         search = Search(
             lambda: collect_hints(
-                find_announcement(self.run_dir),
+                find_announcement(self.run_dir, left_over=self._left_over),
                 job=plan.job,
                 named=[plan.endpoint] if plan.endpoint else [],
                 guessed=plan.guesses,
@@ -329,7 +333,7 @@ class Entry:
     def _leader_missing(self, reason: str, search: Search) -> Finding:
         """What a node can say when it finds no leader: it was never there, or it is not reached from here."""
         plan = self.plan
-        found = find_announcement(self.run_dir)
+        found = find_announcement(self.run_dir, left_over=self._left_over)
         leader = plan.node_names[0] if plan.node_names else "the leader"
         if found is not None and found.job == plan.job and found.attempt == (plan.attempt or found.attempt):
             there = f"the leader listens at {', '.join(found.addresses)}"

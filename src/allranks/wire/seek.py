@@ -223,7 +223,8 @@ class Search:
                             on_failure.pop_all()
                     return
                 except OSError as exc:
-                    self._obstacle = f"{path}: {exc.strerror.lower() if exc.strerror else exc}"
+                    if hint is group[0] or not isinstance(exc, ConnectionRefusedError):  # the one that was named
+                        self._obstacle = f"{path}: {exc.strerror.lower() if exc.strerror else exc}"
                     # A refusal is an answer: other ports of the host are worth a try. Silence is not.
                     if self._found.done() or not isinstance(exc, ConnectionError):
                         return

@@ -70,8 +70,12 @@ class Env(dict[str, str]):
         """
         count = self.count(names[field], most=most)
         if count is None:
-            beside = next(name for name in (*names.values(), "TORCHELASTIC_RUN_ID") if name in self)
-            raise IdentityError(f"{names[field]} is missing beside {self.said(beside)}; set both, or unset {beside}")
+            # All of them: whoever unsets one after the other learns of each by an error of its own.
+            beside = [name for name in (*names.values(), "TORCHELASTIC_RUN_ID") if name in self]
+            raise IdentityError(
+                f"{names[field]} is missing beside {self.said(beside[0])}; "
+                f"unset {' '.join(beside)} if left over, or set {names[field]}, too"
+            )
         if below and count.value >= below.value:
             raise clash(count, f"{below}, expected a larger value", MIXED)
         return count
