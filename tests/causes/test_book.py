@@ -309,6 +309,7 @@ def test_a_selection_that_fits_nothing_is_refused(select: list[str], ignore: lis
 
 def test_a_cause_of_a_later_version_is_not_known_and_has_no_traits() -> None:
     assert known_cause("AR999 of-a-later-version") is None
+    assert find_cause("204") is find_cause("AR204")
     assert traits_of("AR999 of-a-later-version") == frozenset()
     assert traits_of("AR508 cancelled") == find_cause("AR508").traits
 

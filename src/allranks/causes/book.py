@@ -194,7 +194,7 @@ def all_marks() -> tuple[Mark, ...]:
 
 
 def find_cause(text: str) -> Cause:
-    """Return the cause of this id, name or alias, in any case; `AR204 mtu-blackhole` is one, too.
+    """Return the cause of this id, name or alias, in any case; `204` and `AR204 mtu-blackhole` are ids, too.
 
     Raises:
         UsageError: there is none; it says what comes close.
@@ -219,7 +219,9 @@ def traits_of(text: str) -> frozenset[Trait]:
 @functools.cache
 def _by_name() -> dict[str, Cause]:
     return {
-        name.lower(): cause for cause in all_causes() for name in (cause.id, cause.name, cause.label, *cause.aliases)
+        name.lower(): cause
+        for cause in all_causes()
+        for name in (cause.id, cause.id.removeprefix("AR"), cause.name, cause.label, *cause.aliases)
     }
 
 
