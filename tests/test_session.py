@@ -17,6 +17,7 @@ import pytest
 import allranks as package
 from allranks.session import SessionError
 from conftest import HANG_S, Allranks, clean_env, free_port, wait_until, without_waiting, write
+from forked import ForkedScript
 from srun_tasks import task
 
 SUM = Path(__file__).parent / "scripts" / "session_sum.py"
@@ -35,15 +36,13 @@ class Started:
     def __init__(self, folder: Path, cluster: Path) -> None:
         self._folder = folder
         self._cluster = write(cluster, f"[network]\nport = {free_port()}\n")
-        self._all: list[subprocess.Popen[str]] = []
+        self._all: list[subprocess.Popen[str] | ForkedScript] = []
 
     def start(self, *command: object, env: Mapping[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             cwd=self._folder,
-            env=clean_env(
-                os.environ, **{"PYTHONIOENCODING": "utf-8", "ALLRANKS_CLUSTER": str(self._cluster)} | dict(env)
-            ),
+            env=self._env(env),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -51,12 +50,22 @@ class Started:
         self._all.append(process)
         return process
 
+    def fork(self, script: Path, *, env: Mapping[str, str]) -> ForkedScript:
+        """As `start`, where torch need not be imported anew."""
+        self._all.append(process := ForkedScript(self._folder, script, env=self._env(env)))
+        return process
+
+    def _env(self, env: Mapping[str, str]) -> dict[str, str]:
+        told = {"PYTHONIOENCODING": "utf-8", "ALLRANKS_CLUSTER": str(self._cluster)}
+        return clean_env(os.environ, **told | dict(env))
+
     def run(self, *command: object, env: Mapping[str, str], within_s: float = HANG_S) -> tuple[int, str, str]:
         return end(self.start(*command, env=env), within_s=within_s)
 
-    def step(self, script: Path, *tasks: Mapping[str, str]) -> list[tuple[int, str, str]]:
+    def step(self, script: Path, *tasks: Mapping[str, str], forks: bool = False) -> list[tuple[int, str, str]]:
         """Start a task with each environment; exit code, out and err of each."""
-        processes = [self.start(script, env=env) for env in reversed(tasks)]
+        start = self.fork if forks else self.start
+        processes = [start(script, env=env) for env in reversed(tasks)]
         return [end(process) for process in reversed(processes)]
 
     def wait_for_nodes(self, seconds: int) -> None:
@@ -69,7 +78,7 @@ class Started:
             process.communicate(timeout=60)
 
 
-def end(process: subprocess.Popen[str], *, within_s: float = HANG_S) -> tuple[int, str, str]:
+def end(process: subprocess.Popen[str] | ForkedScript, *, within_s: float = HANG_S) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=within_s)
     return process.returncode, out, err
 
@@ -132,7 +141,7 @@ def test_under_allranks_run_it_takes_the_agents_group(allranks: Allranks, hook: 
 
 @pytest.mark.torch
 def test_under_srun_the_tasks_of_a_node_hold_the_roll_call_themselves(started: Started, tmp_path: Path):
-    ends = started.step(SUM, *(task(rank) for rank in range(3)))
+    ends = started.step(SUM, *(task(rank) for rank in range(3)), forks=True)
     assert [code for code, _, _ in ends] == [0, 0, 0], ends
     assert [SUMMED.search(out).groups() for _, out, _ in ends] == [  # type: ignore[union-attr]
         ("0", "3", "0", "3", "n1", "6", "leads"),
@@ -156,7 +165,7 @@ def test_under_srun_the_tasks_of_a_node_hold_the_roll_call_themselves(started: S
 
 @pytest.mark.torch
 def test_under_srun_uneven_nodes_form_one_group(started: Started):
-    ends = started.step(SUM, *(task(rank, (2, 1)) for rank in range(3)))
+    ends = started.step(SUM, *(task(rank, (2, 1)) for rank in range(3)), forks=True)
     assert [code for code, _, _ in ends] == [0, 0, 0], ends
     places = [SUMMED.search(out).groups() for _, out, _ in ends]  # type: ignore[union-attr]
     assert [place[2:5] for place in places] == [("0", "2", "n1"), ("1", "2", "n1"), ("0", "1", "n2")]
@@ -181,7 +190,7 @@ def test_with_a_meeting_point_the_ranks_of_mpi_hold_the_roll_call(started: Start
         of_mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in said.items()}
         return of_mpi | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
-    ends = started.step(SUM, rank(0), rank(1))
+    ends = started.step(SUM, rank(0), rank(1), forks=True)
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert [SUMMED.search(out)[6] for _, out, _ in ends] == ["3", "3"]  # type: ignore[index]
 
@@ -245,7 +254,7 @@ FAIL_IN_BLOCK = """
 
 @pytest.mark.torch
 def test_an_exception_in_the_block_destroys_the_group_and_stays_what_it_is(started: Started, tmp_path: Path):
-    ends = started.step(write(tmp_path / "train.py", FAIL_IN_BLOCK), task(0, (2,)), task(1, (2,)))
+    ends = started.step(write(tmp_path / "train.py", FAIL_IN_BLOCK), task(0, (2,)), task(1, (2,)), forks=True)
     assert [(code, out) for code, out, _ in ends] == [(1, "group: False\n")] * 2, ends
     assert ends[1][2].endswith("ValueError: bad batch\n")
 

@@ -13,24 +13,12 @@ import pytest
 import torch
 
 from conftest import allranks_command, clean_env
-from forked import fork_ranks
+from forked import fork_ranks, fork_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RANDOM_KILLS = Path(__file__).parents[1] / "benchmarks" / "random_kills.py"
 
 pytestmark = pytest.mark.torch
-
-
-def run(folder: Path, *command: object, within_s: float = 200) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        cwd=folder,
-        env=clean_env(os.environ, PYTHONIOENCODING="utf-8"),
-        capture_output=True,
-        text=True,
-        timeout=within_s,
-        check=False,
-    )
 
 
 def run_ranks(folder: Path, sizes: str, script: str, within_s: float = 200) -> subprocess.CompletedProcess[str]:
@@ -354,7 +342,8 @@ def test_loops_as_users_write_them(tmp_path: Path):
 
 
 def test_random_kills_leave_no_trace_in_weights_and_samples(tmp_path: Path):
-    result = run(tmp_path, RANDOM_KILLS, "--ranks", 3, "--kills", 2, "--total", 60, "--lead-s", 0.4)
+    flags = ("--ranks", "3", "--kills", "2", "--total", "60", "--lead-s", "0.4")
+    result = fork_script(tmp_path, RANDOM_KILLS, *flags)
     assert result.returncode == 0, result.stdout + result.stderr
     runs = re.search(r"2 kills in (\d+) runs", result.stdout)
     assert runs is not None

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from forked import fork_ranks
+from forked import fork_ranks, fork_script
 
 pytestmark = pytest.mark.torch
 
 TRAIN = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
-LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "SLURM_", "MASTER_", "TORCHELASTIC_")
 TINY = ["--layers=1", "--heads=2", "--width=32", "--context=32", "--batch-size=8", "--max-bytes=400000", "--json"]
-
-
-def run(*command: object) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_NAMES)}
-    env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *map(str, command)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
 
 
 def test_two_ranks_learn_and_report_their_figures(tmp_path):
@@ -41,8 +30,8 @@ def test_two_ranks_learn_and_report_their_figures(tmp_path):
     assert figures["loss"] < 4.5
 
 
-def test_it_stops_alone_when_its_seconds_are_over():
-    result = run(TRAIN, *TINY, "--steps=1000000", "--seconds=1", "--log-every=5")
+def test_it_stops_alone_when_its_seconds_are_over(tmp_path):
+    result = fork_script(tmp_path, TRAIN, *TINY, "--steps=1000000", "--seconds=1", "--log-every=5")
     assert result.returncode == 0, result.stderr
     figures = json.loads(result.stdout.splitlines()[-1])
     assert 1 < figures["seconds"] < 100
@@ -56,7 +45,7 @@ def test_equal_seeds_give_equal_losses(tmp_path):
     assert first == second
 
 
-def test_heads_must_divide_the_width():
-    result = run(TRAIN, "--width=100", "--heads=3")
+def test_heads_must_divide_the_width(tmp_path):
+    result = fork_script(tmp_path, TRAIN, "--width=100", "--heads=3")
     assert result.returncode == 2
     assert "--width 100 is not a multiple of --heads 3" in result.stderr

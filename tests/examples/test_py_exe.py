@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from conftest import free_port
-from forked import fork_ranks
+from forked import ForkedScript, fork_ranks, fork_script
 
 pytestmark = pytest.mark.torch
 
@@ -33,13 +33,14 @@ def clean_env(**extra: object) -> dict[str, str]:
     return {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
 
 
-def run(*command: object, **env: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *map(str, command)]
-    return subprocess.run(command, env=clean_env(**env), capture_output=True, text=True, timeout=200)
+def run(folder: Path, *arguments: object, **env: object) -> subprocess.CompletedProcess[str]:
+    env |= {"GLOO_SOCKET_IFNAME": "lo"}
+    return fork_script(folder, PY_EXE, *map(str, arguments), **{name: str(value) for name, value in env.items()})
 
 
-def torchrun(num_ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
-    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, *command)
+def torchrun(folder: Path, num_ranks: str, *command: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, *command]
+    return subprocess.run(words, cwd=folder, env=clean_env(), capture_output=True, text=True, timeout=200)
 
 
 def read_accuracy(output: str) -> float:
@@ -86,17 +87,18 @@ def test_torchrun_wins_over_srun():
     assert find_rank(slurm | torchrun) == (7, 12, 3, 4)
 
 
-def test_it_learns_alone():
-    result = run(PY_EXE, "--check")
+def test_it_learns_alone(tmp_path):
+    result = run(tmp_path, "--check")
     assert result.returncode == 0, result.stderr
     assert read_accuracy(result.stdout) >= 0.70
     assert read_difference(result.stdout) <= 1e-5
 
 
-def test_three_ranks_with_accumulated_batches_and_a_last_partial_window_equal_one_process():
+@pytest.mark.parametrize("start", [fork_ranks, pytest.param(torchrun, marks=pytest.mark.by_hand)])
+def test_three_ranks_with_accumulated_batches_and_a_last_partial_window_equal_one_process(tmp_path, start):
     # 118 patients a rank: 16 batches of 7 and one of 6, so four windows of four batches, and one of the batch of 6.
-    command = [PY_EXE, "--batch-size", 7, "--accumulate", 4, "--lr-rule", "sqrt", "--epochs", 30, "--check"]
-    result = torchrun(3, *command)
+    command = ["--batch-size", "7", "--accumulate", "4", "--lr-rule", "sqrt", "--epochs", "30", "--check"]
+    result = start(tmp_path, "3", PY_EXE, *command)
     assert result.returncode == 0, result.stderr
     line = "effective batch 7 x 3 x 4 = 84 patients, learning rate 0.0229129 (sqrt rule from 0.02 at 64)\n"
     assert line in result.stdout
@@ -115,16 +117,11 @@ def test_the_learning_rate_follows_the_patients_of_a_step(rule, accumulate, lr):
     assert names["learning_rate"](args, 6) == pytest.approx(lr, rel=1e-4)
 
 
-def test_plain_srun_forms_the_group_from_slurm_variables():
+def test_plain_srun_forms_the_group_from_slurm_variables(tmp_path):
     env = {"SLURM_NTASKS": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    command = [sys.executable, str(PY_EXE), "--epochs", "3", "--check"]
     ranks = [
-        subprocess.Popen(
-            command,
-            env=clean_env(SLURM_PROCID=rank, SLURM_LOCALID=rank, **env),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        ForkedScript(
+            tmp_path, PY_EXE, "--epochs", "3", "--check", env=clean_env(SLURM_PROCID=rank, SLURM_LOCALID=rank, **env)
         )
         for rank in (1, 0)  # rank 0 starts last: the others wait for it to listen
     ]
@@ -170,10 +167,10 @@ def test_the_check_sees_a_broken_training_loop(tmp_path, right, wrong, message):
 @pytest.mark.parametrize(
     ("rank", "reason"), [(1, "Connection refused"), (0, "1/2 clients joined")], ids=["rank 0 absent", "rank 1 absent"]
 )
-def test_an_absent_rank_ends_the_other_in_time_with_one_line(rank, reason):
+def test_an_absent_rank_ends_the_other_in_time_with_one_line(tmp_path, rank, reason):
     port, start_s = free_port(), time.monotonic()
     env = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    result = run(PY_EXE, "--init-timeout", 2, **env)
+    result = run(tmp_path, "--init-timeout", 2, **env)
     assert time.monotonic() - start_s < 100
     assert result.returncode == 1
     assert result.stdout == ""
@@ -183,7 +180,7 @@ def test_an_absent_rank_ends_the_other_in_time_with_one_line(rank, reason):
     assert f"nc -vz 127.0.0.1 {port}" in result.stderr
 
 
-def test_several_ranks_without_an_address_are_a_usage_error():
-    result = run(PY_EXE, SLURM_PROCID=0, SLURM_NTASKS=6, SLURM_LOCALID=0)
+def test_several_ranks_without_an_address_are_a_usage_error(tmp_path):
+    result = run(tmp_path, SLURM_PROCID=0, SLURM_NTASKS=6, SLURM_LOCALID=0)
     assert result.returncode == 2
     assert "6 ranks need MASTER_ADDR and MASTER_PORT" in result.stderr

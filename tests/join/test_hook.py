@@ -369,7 +369,7 @@ def test_a_data_loader_with_spawned_workers_works(allranks: Allranks, tmp_path: 
 
         if __name__ == "__main__":
             data = TensorDataset(torch.arange(8))
-            batches = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context="spawn")
+            batches = DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="spawn")
             print([batch.tolist() for (batch,) in batches])
         """,
     )
@@ -418,7 +418,7 @@ SPAWNED = """
         dist.destroy_process_group()
 
     if __name__ == "__main__":
-        mp.spawn(train, args=(2,), nprocs=2)
+        mp.spawn(train, args=(2,), nprocs={num_children})
 """
 
 
@@ -439,7 +439,7 @@ def test_a_launcher_within_the_workers_is_refused_at_once(
     allranks: Allranks, tmp_path: Path, setting: str, arguments: str
 ):
     setting = setting.format(port=free_port())
-    write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
+    write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments, num_children=1))
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
     assert result.returncode == 2
     said = "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker; it calls "
@@ -452,7 +452,7 @@ def test_a_launcher_within_the_workers_is_refused_at_once(
 @pytest.mark.torch
 def test_the_only_worker_of_a_job_may_start_the_ranks_itself(allranks: Allranks, tmp_path: Path):
     setting, arguments = f"os.environ['MASTER_PORT'] = '{free_port()}'", "rank=rank, world_size=world_size"
-    write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
+    write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments, num_children=2))
     result = allranks("run", "train.py", env=NODE)
     assert result.returncode == 0, result.stderr
 
@@ -472,13 +472,15 @@ def test_children_may_form_a_group_of_their_own_beside_the_job_s(allranks: Allra
 
         if __name__ == "__main__":
             dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
-            path = os.path.abspath("store" + os.environ["RANK"])
-            child = multiprocessing.get_context("spawn").Process(target=serve, args=(path,))
-            child.start()
-            child.join()
+            code = 0
+            if os.environ["RANK"] == "1":
+                child = multiprocessing.get_context("spawn").Process(target=serve, args=(os.path.abspath("store"),))
+                child.start()
+                child.join()
+                code = child.exitcode
             dist.barrier()
             dist.destroy_process_group()
-            raise SystemExit(child.exitcode)
+            raise SystemExit(code)
         """,
     )
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)

@@ -18,6 +18,7 @@ import allranks.join
 from allranks.join.collectives import list_cases
 from allranks.join.trial import find_failure, name_ranks
 from conftest import clean_env
+from forked import ForkedScript
 
 pytestmark = pytest.mark.torch
 
@@ -33,11 +34,21 @@ def port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start(*work: dict[str, Any], start_s: float = IMPORT_S, group_s: float = 60.0, timeout_s: float = 30.0, **env: str):  # type: ignore[no-untyped-def]
+def start(  # type: ignore[no-untyped-def]
+    *work: dict[str, Any],
+    start_s: float = IMPORT_S,
+    group_s: float = 60.0,
+    timeout_s: float = 30.0,
+    has_torch: bool = True,
+    **env: str,
+):
     times = {"start_s": start_s, "group_s": group_s, "timeout_s": timeout_s}
+    order, env = json.dumps({"work": work, **times}), clean_env(os.environ, **env)
+    if has_torch:
+        return ForkedScript(Path.cwd(), SCRIPT, order, env=env, has_pipe=True, start_new_session=True)
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), json.dumps({"work": work, **times})],
-        env=clean_env(os.environ, **env),
+        [sys.executable, SCRIPT, order],
+        env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -58,7 +69,7 @@ def part(
     }  # fmt: skip
 
 
-def said_by(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+def said_by(process: ForkedScript | subprocess.Popen[str]) -> list[dict[str, Any]]:
     assert process.stdout is not None
     with process:
         lines = [json.loads(line) for line in process.stdout]
@@ -204,4 +215,4 @@ def test_without_torch_it_says_so(port: int, tmp_path: Path) -> None:
         path = tmp_path / str(number)  # of its own: two files of one second and size are one to Python's cache
         path.mkdir()
         (path / "torch.py").write_text(f"raise {error}\n")
-        assert said_by(start(part(0, port=port), PYTHONPATH=str(path))) == [{"no_torch": told}]
+        assert said_by(start(part(0, port=port), has_torch=False, PYTHONPATH=str(path))) == [{"no_torch": told}]

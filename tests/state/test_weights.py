@@ -65,10 +65,10 @@ def test_what_is_not_there_is_said(checkpoints: Path, tmp_path: Path) -> None:
 
 
 def test_load_file_of_safetensors_and_torch_load_read_what_export_writes(
-    allranks: Allranks, checkpoints: Path, tmp_path: Path
+    allranks_here: Allranks, checkpoints: Path, tmp_path: Path
 ) -> None:
     outs = tmp_path / "model.safetensors", tmp_path / "model.pt"
-    result = allranks("export", checkpoints / "step_1", "--safetensors", outs[0], "--torch", outs[1])
+    result = allranks_here("export", checkpoints / "step_1", "--safetensors", outs[0], "--torch", outs[1])
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[0] == f"{outs[0]}: 3 tensors, 0.0 MB"
     for loaded in load_file(outs[0]), torch.load(outs[1], weights_only=True):
@@ -87,9 +87,9 @@ def test_load_file_of_safetensors_and_torch_load_read_what_export_writes(
     ],
 )
 def test_an_export_that_cannot_be_says_why(
-    allranks: Allranks, checkpoints: Path, flags: list[str], code: int, why: str
+    allranks_here: Allranks, checkpoints: Path, flags: list[str], code: int, why: str
 ) -> None:
-    result = allranks("export", checkpoints / "step_1", *flags)
+    result = allranks_here("export", checkpoints / "step_1", *flags)
     assert (result.returncode, why in result.stderr) == (code, True), result.stderr
 
 
@@ -107,15 +107,15 @@ def test_an_export_onto_a_full_disk_is_one_line_and_leaves_nothing(
     assert not [*tmp_path.iterdir()]
 
 
-def test_an_export_replaces_no_device_and_no_link(allranks: Allranks, checkpoints: Path, tmp_path: Path) -> None:
+def test_an_export_replaces_no_device_and_no_link(allranks_here: Allranks, checkpoints: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    refused = allranks("export", checkpoints / "step_1", "--torch", "pipe")
+    refused = allranks_here("export", checkpoints / "step_1", "--torch", "pipe")
     assert (refused.returncode, refused.stderr) == (
         2,
         "error: export: pipe is no regular file; name another one\n",
     )
     (tmp_path / "link").symlink_to("out")
-    allranks("export", checkpoints / "step_1", "--torch", "link")
+    allranks_here("export", checkpoints / "step_1", "--torch", "link")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "out").is_file()
 
@@ -132,33 +132,33 @@ def test_an_export_without_safetensors_says_what_to_install(
 
 @pytest.mark.parametrize("run", ["latest", "20261123-031500-977", "runs/20261123-031500-977"])
 def test_an_export_takes_a_run_for_its_newest_checkpoint(
-    allranks: Allranks, checkpoints: Path, tmp_path: Path, run: str
+    allranks_here: Allranks, checkpoints: Path, tmp_path: Path, run: str
 ) -> None:
     mine = write(tmp_path / "runs/20261123-031500-977/attempt_0/events.jsonl", "").parent.parent
     (tmp_path / "runs/latest").symlink_to(mine.name)
     shutil.copytree(checkpoints / "step_1", mine / "checkpoints/step_1")
-    result = allranks("export", run, "--torch", "model.pt")
+    result = allranks_here("export", run, "--torch", "model.pt")
     assert result.returncode == 0, result.stderr
     assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == {"table", "head", "blocks.0.bias"}
 
 
 def test_a_directory_of_checkpoints_may_have_a_script_that_is_called_as_one_of_a_run(
-    allranks: Allranks, checkpoints: Path, tmp_path: Path
+    allranks_here: Allranks, checkpoints: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(checkpoints / "step_1", tmp_path / "mine/step_1")
     write(tmp_path / "mine/submission.sh", "#SBATCH --nodes=2\n")
-    result = allranks("export", "mine", "--torch", "model.pt")
+    result = allranks_here("export", "mine", "--torch", "model.pt")
     assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("run", ["latest", "runs/20261123-031500-977"])
 def test_an_export_of_a_run_finds_its_checkpoints_where_checkpoint_dir_had_them(
-    allranks: Allranks, checkpoints: Path, tmp_path: Path, run: str
+    allranks_here: Allranks, checkpoints: Path, tmp_path: Path, run: str
 ) -> None:
     setting = {"name": "ALLRANKS_CHECKPOINT_DIR", "value": str(checkpoints), "reason": "", "source": ""}
     node = write(tmp_path / "runs/20261123-031500-977/attempt_0/n1/env.json", json.dumps([setting])).parent
     (tmp_path / "runs/latest").symlink_to(node.parent.parent.name)
-    result = allranks("export", run, "--torch", "model.pt")
+    result = allranks_here("export", run, "--torch", "model.pt")
     assert result.returncode == 0, result.stderr
 
 
@@ -171,11 +171,11 @@ def test_an_export_of_a_run_finds_its_checkpoints_where_checkpoint_dir_had_them(
     ],
 )
 def test_an_export_without_a_checkpoint_says_where_it_looked_and_what_to_give(
-    allranks: Allranks, tmp_path: Path, given: str, looked: str
+    allranks_here: Allranks, tmp_path: Path, given: str, looked: str
 ) -> None:
     write(tmp_path / "runs/977/attempt_0/events.jsonl", "")
     (tmp_path / "runs/latest").symlink_to("977")
-    result = allranks("export", given, "--torch", "model.pt")
+    result = allranks_here("export", given, "--torch", "model.pt")
     assert result.stderr == (
         f"error: export: {given}: found no checkpoint ({looked}); expected a checkpoint, which is a directory step_N "
         "with a MANIFEST.json, a directory of checkpoints, for example runs/latest/checkpoints, or a run, for example "

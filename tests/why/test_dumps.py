@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +24,8 @@ from allranks.why.blame import conclude
 from allranks.why.dumps import DumpError, find_dumps, is_dump, parse_dump, read_dumps
 from allranks.why.logs.log_events import Logs
 from allranks.why.stops import read_stops
+from conftest import clean_env
+from forked import ForkedScript
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
@@ -484,15 +484,9 @@ def test_dumps_of_real_ranks_name_the_one_that_is_late_or_elsewhere(
 ) -> None:
     script = tmp_path / "job.py"
     script.write_text(JOB)
-    environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "100", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = clean_env(os.environ, TORCH_FR_BUFFER_SIZE="100", GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), fault, str(tmp_path)],
-            env=environment | {"RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(3)
+        ForkedScript(tmp_path, script, fault, str(tmp_path), env=environment | {"RANK": str(rank)}) for rank in range(3)
     ]
     for process in ranks:
         try:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.torch
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = """
 import contextlib, json
+import torch._dynamo, torch.distributed.checkpoint, torch.distributed.fsdp  # once, for all scripts of the rank
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 Linear, SGD = torch.nn.Linear, torch.optim.SGD

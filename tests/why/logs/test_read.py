@@ -185,13 +185,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 def test_memory_is_constant(tmp_path: Path) -> None:
     path = tmp_path / "zeros.log.zst"
     with path.open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as writer:
-        for _ in range(16):
+        for _ in range(5):
             writer.write(bytes(16 << 20))
     done = subprocess.run(
         [sys.executable, "-c", READS_ALL, path], capture_output=True, text=True, check=True, timeout=HANG_S
     )
     num_bytes, grown_kib = map(int, done.stdout.split())
-    assert num_bytes >= (1 << 28) - 4096
+    assert num_bytes >= (80 << 20) - 4096
     assert grown_kib < 50 << 10
 
 
