@@ -5,13 +5,17 @@
 
 A checkout has one text file a cause (`text/AR204-mtu-blackhole.md`), `text/patterns.toml` with parts that patterns
 share, and `text/marks.toml` with lines that show no cause. A wheel has one file in their place, `book.json`, which its
-build writes with `Book.to_json`: the agents of a job open one file on the network file system instead of a hundred.
+build writes with `Book.to_json`: the agents of a job open one file on the network file system instead of a hundred. A
+checkout keeps such a file, too, where Python keeps compiled modules, until a text changes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -173,9 +177,29 @@ def expand(pattern: str, parts: Mapping[str, str]) -> str:
 @functools.cache
 def _book() -> Book:
     with FIRST_USE:
-        if TEXT.is_dir():
-            return read_book(TEXT)
-        return msgspec.json.decode(BOOK.read_bytes(), type=Book, strict=False)
+        return _read_kept() if TEXT.is_dir() else _decode(BOOK)
+
+
+def _read_kept() -> Book:
+    """Return the book of a checkout; as of a compiled module, the time of the newest source tells if it is old."""
+    kept = BOOK.parent / "__pycache__" / BOOK.name
+    sources = [*BOOK.parent.glob("*.py"), TEXT, *TEXT.iterdir()]
+    newest_ns = max(path.stat().st_mtime_ns for path in sources)
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        if kept.stat().st_mtime_ns == newest_ns:
+            return _decode(kept)
+    book = read_book(TEXT)
+    if not sys.dont_write_bytecode:
+        with contextlib.suppress(OSError):
+            new = kept.with_suffix(f".{os.getpid()}")
+            new.write_bytes(book.to_json())
+            os.utime(new, ns=(newest_ns, newest_ns))
+            new.replace(kept)
+    return book
+
+
+def _decode(path: Path) -> Book:
+    return msgspec.json.decode(path.read_bytes(), type=Book, strict=False)
 
 
 def all_causes() -> tuple[Cause, ...]:

@@ -76,6 +76,7 @@ def _load_template() -> Any:
         autoescape=True,
         finalize=harmless,
         undefined=jinja2.StrictUndefined,
+        optimized=False,  # a page is rendered once: to look for its constants costs more than they do
         trim_blocks=True,
         lstrip_blocks=True,
     )
