@@ -157,7 +157,10 @@ def is_same_told(reason: Item, effect: Item) -> bool:
 def may_be_its_own(reason: Item, effect: Item) -> bool:
     """Whether it may be the same process's, although nothing says so: one knows its rank, the other its local rank."""
     mine, its = reason.who, effect.who
-    is_failure = reason.kind in {FactKind.RAISED, FactKind.ENDED} and reason.fact.signal == effect.fact.signal
+    # So native code ends after an error; ranks that are known are aborted by their watchdogs, too.
+    aborts = reason.kind is FactKind.RAISED and effect.fact.signal == SIGABRT and its.rank is None
+    is_alike = reason.fact.signal == effect.fact.signal or aborts
+    is_failure = reason.kind in {FactKind.RAISED, FactKind.ENDED} and is_alike
     if not is_failure or mine.compare(its) is not Same.UNKNOWN or not not_later(reason, effect):
         return False
     is_anybodys = not mine and reason.fact.confidence is Confidence.UNDECIDED  # who may have gone on
