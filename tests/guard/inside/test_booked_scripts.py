@@ -293,7 +293,13 @@ def test_the_share_of_a_backward_pass_that_waits_is_measured(tmp_path: Path, mon
     ("name", "flags", "steps"),
     [
         pytest.param(
-            name, flags, steps, marks=pytest.mark.skipif(not find_spec(module), reason=f"{module} is not installed")
+            name,
+            flags,
+            steps,
+            marks=[
+                pytest.mark.skipif(not find_spec(module), reason=f"{module} is not installed"),
+                *([] if name == "accelerate" else [pytest.mark.by_hand]),
+            ],
         )
         for name, (module, flags, steps) in FRAMEWORKS.items()
     ],
