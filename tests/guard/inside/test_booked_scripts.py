@@ -10,18 +10,26 @@ import os
 import subprocess
 import textwrap
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Started, workers
+from harness import Started, standing_by, workers
 
 from allranks.guard.node.worker import WatchedWorker
 from allranks.model.pace import PACE_STATES
 from conftest import allranks_command, clean_env
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with standing_by(tmp_path_factory.mktemp("standby") / "train.py"):
+        yield
+
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = """
