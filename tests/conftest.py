@@ -333,8 +333,8 @@ LABS = {
 }  # fmt: skip
 """Tests of these files share one lab each, one after the other; both take about as long."""
 SHARING = (
-    "tests/cli/test_diff_rerun.py", "tests/examples/test_training.py", "tests/state/truth/test_replay.py",
-    "tests/why/logs/test_match.py",
+    "tests/cli/test_diff_rerun.py", "tests/examples/test_training.py", "tests/guard/inside/test_booked_scripts.py",
+    "tests/guard/inside/test_worker_inside.py", "tests/state/truth/test_replay.py", "tests/why/logs/test_match.py",
 )  # fmt: skip
 """Tests of each of these files share what takes long: runs, or the patterns of all causes, compiled."""
 

@@ -125,8 +125,7 @@ SHOW = """
     """
 
 
-@pytest.mark.parametrize("form", ["script", "module"])
-@pytest.mark.parametrize("divisor", ["0", "1"])
+@pytest.mark.parametrize(("form", "divisor"), [("script", "0"), ("module", "1")])
 def test_the_script_sees_what_a_fresh_start_would_show_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, divisor: str
 ):

@@ -26,9 +26,9 @@ NO_FAULT = Life(seed=1, num_nodes=3, num_steps=6, max_restarts=1, min_nodes=2, i
 
 
 def test_no_invariant_falls():
-    tally = live_block(0, num_lives=200)
+    tally = live_block(0, num_lives=100)
     assert tally.fallen == ()
-    assert tally.events > 100 * 200
+    assert tally.events > 100 * 100
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -10,18 +10,26 @@ import os
 import subprocess
 import textwrap
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Started, workers
+from harness import Started, standing_by, workers
 
 from allranks.guard.node.worker import WatchedWorker
 from allranks.model.pace import PACE_STATES
 from conftest import allranks_command, clean_env
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with standing_by(tmp_path_factory.mktemp("standby") / "train.py"):
+        yield
+
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = """
@@ -293,7 +301,13 @@ def test_the_share_of_a_backward_pass_that_waits_is_measured(tmp_path: Path, mon
     ("name", "flags", "steps"),
     [
         pytest.param(
-            name, flags, steps, marks=pytest.mark.skipif(not find_spec(module), reason=f"{module} is not installed")
+            name,
+            flags,
+            steps,
+            marks=[
+                pytest.mark.skipif(not find_spec(module), reason=f"{module} is not installed"),
+                *([] if name == "accelerate" else [pytest.mark.by_hand]),
+            ],
         )
         for name, (module, flags, steps) in FRAMEWORKS.items()
     ],

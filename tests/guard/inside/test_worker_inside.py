@@ -8,11 +8,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from harness import Started, workers
+from harness import Started, standing_by, workers
 
 from allranks.guard.inside.pace_words import STEPS
 from allranks.guard.node.worker import WatchedWorker
@@ -20,6 +21,12 @@ from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 from conftest import wait_until
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(scope="module", autouse=True)
+def standby(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with standing_by(tmp_path_factory.mktemp("standby") / "train.py"):
+        yield
 
 
 def watch(started: Started, rank: int = 0) -> WatchedWorker:
@@ -249,7 +256,7 @@ def test_without_the_hook_and_without_torch_nothing_is_told(tmp_path: Path):
     (plain / "torch").mkdir(parents=True)
     for name in ("__init__.py", "distributed.py"):  # so that it never imports the real one
         (plain / "torch" / name).write_text("")
-    with workers(plain, "time.sleep(60)\n", num=1) as (worker,):
+    with workers(plain, "time.sleep(60)\n", num=1, fresh=True) as (worker,):
         view = watch(worker)
         wait_until(lambda: view.look().cpu_s > 0, "the process")
         time.sleep(0.3)
@@ -301,7 +308,7 @@ def test_the_functions_are_what_they_were(tmp_path: Path):
             between_graphs(batch[:, :1])
         dist.destroy_process_group()
         """
-    with workers(tmp_path, text, num=1) as (with_us,):
+    with workers(tmp_path, text, num=1, fresh=True) as (with_us,):
         assert with_us.process.wait(100) == 0, with_us.out.read_text()
         read, ours = with_us.cell.read(), with_us.out.read_text()
     with workers(tmp_path, text, num=1, ALLRANKS_HOOK="0") as (without,):
