@@ -40,18 +40,18 @@ def fork_ranks(
         subprocess.TimeoutExpired: it took longer than `within_s`, and is killed.
     """
     command = [sizes, str(script), *map(str, arguments)]
-    env = clean_env(os.environ, PYTHONIOENCODING="utf-8", **env)
+    whole = clean_env(os.environ, PYTHONIOENCODING="utf-8", **env)
     if any(map(READ_AT_IMPORT.match, env)):
         return subprocess.run(
             [sys.executable, FORK_RANKS, *command],
             cwd=folder,
-            env=env,
+            env=whole,
             capture_output=True,
             text=True,
             timeout=within_s,
             check=False,
         )
-    process = ForkedScript(folder, *command[1:], sizes=sizes, env=env)
+    process = ForkedScript(folder, *command[1:], sizes=sizes, env=whole)
     try:
         told = process.communicate(timeout=within_s)
     finally:
