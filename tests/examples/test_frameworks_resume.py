@@ -21,7 +21,6 @@ import pytest
 
 from allranks.host.process import read_environment
 from conftest import allranks_command, clean_env
-from forked import fork_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -99,23 +98,15 @@ class Run:
     @property
     def losses(self) -> list[tuple[str, str]]:
         """Where the training was, and its loss there, in the order of the lines."""
-        return losses_in(self.out.read_text(), self.example)
+        return [(each["at"], each["loss"]) for each in re.finditer(self.example.pattern, self.out.read_text())]
 
     @property
     def weights(self) -> str:
-        return weights_in(self.out.read_text())
+        return re.findall(r"weights ([0-9a-f]{16})$", self.out.read_text(), re.MULTILINE)[-1]
 
     @property
     def findings(self) -> list[dict[str, Any]]:
         return json.loads((self.where / "runs/latest/attempt_0/verdict.json").read_text())["findings"]
-
-
-def losses_in(text: str, example: Example) -> list[tuple[str, str]]:
-    return [(each["at"], each["loss"]) for each in re.finditer(example.pattern, text)]
-
-
-def weights_in(text: str) -> str:
-    return re.findall(r"weights ([0-9a-f]{16})$", text, re.MULTILINE)[-1]
 
 
 def rank_of(process: psutil.Process) -> str | None:
@@ -188,18 +179,19 @@ def test_a_killed_rank_is_named_and_its_script_goes_on_from_its_own_checkpoint(e
     ids=lambda example: example.name,
 )
 def test_a_framework_that_makes_ddp_itself_sends_its_gradients_compressed(example: Example, tmp_path: Path):
-    packed = Run(example, tmp_path / "packed", "--compress", "int8")
-    with running(packed):
+    plain, packed = Run(example, tmp_path / "plain"), Run(example, tmp_path / "packed", "--compress", "int8")
+    with running(plain, packed):
+        plain.end()
         packed.end()
-    plain = fork_ranks(tmp_path, "2", EXAMPLES / example.name / "train.py", *example.length)
-    assert plain.stdout.endswith("codes [0, 0]\n"), plain.stderr
     assert re.search(r" allranks: DDP with \S+ MB of gradients: sent as int8, ", packed.err.read_text())
-    losses = losses_in(plain.stdout, example)
-    assert [at for at, _ in packed.losses] == [at for at, _ in losses]
-    assert losses
-    off = [abs(float(loss) / float(exact) - 1) for (_, loss), (_, exact) in zip(packed.losses, losses, strict=True)]
+    assert "sent as" not in plain.err.read_text()
+    assert [at for at, _ in packed.losses] == [at for at, _ in plain.losses]
+    assert plain.losses
+    off = [
+        abs(float(loss) / float(exact) - 1) for (_, loss), (_, exact) in zip(packed.losses, plain.losses, strict=True)
+    ]
     assert max(off) < 0.02
-    assert packed.weights != weights_in(plain.stdout)
+    assert packed.weights != plain.weights
 
 
 @pytest.mark.by_hand
