@@ -397,6 +397,64 @@ def test_a_start_that_cannot_work_is_refused_at_once(
     assert not (tmp_path / "runs").exists()
 
 
+LOOP = """
+    import allranks, torch
+    from types import SimpleNamespace
+    part = SimpleNamespace(state_dict=lambda: {"hooks": {1} if is_odd else 0}, load_state_dict=print)
+    is_odd = False
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("lines", "code", "said"),
+    [
+        pytest.param(
+            ["with allranks.session() as s: state = s.track(part=part); s.barrier()",
+             "for step in state.steps([0], total=2): pass"],
+            2,
+            "error: state.steps() comes after the end of the session: move it into the `with allranks.session()` block",
+            id="loop below",
+        ),
+        pytest.param(
+            ["with allranks.session() as s: pass", "s.track(part=part)"],
+            2,
+            "error: s.track() comes after the end of the session: move it into the `with allranks.session()` block",
+            id="track below",
+        ),
+        pytest.param(
+            ["with allranks.session() as s: s.track(part)"],
+            2,
+            "error: track() takes its parts by name: track(model=model, optimizer=optimizer)",
+            id="no name",
+        ),
+        pytest.param(
+            ["with allranks.session() as s:", "    for step in s.track(part=part).steps([0], total=2): pass"],
+            2,
+            "error: step 0 was not done: use `with step as batch`, and let its errors pass",
+            id="no with",
+        ),
+        pytest.param(
+            ["with allranks.session() as s:", "    for step in s.track(part=part).steps([0], total=2):",
+             "        with step: is_odd = True"],
+            0,
+            "allranks: the state after step 2 is not saved; no checkpoint is complete",
+            id="no save",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_slip_in_the_script_of_a_training_is_one_line(
+    started: Started, tmp_path: Path, lines: list[str], code: int, said: str, size: int
+):
+    script = write(tmp_path / "train.py", LOOP + "".join(f"    {line}\n" for line in lines))
+    ends = started.step(script, *(task(rank, (size,)) for rank in range(size)), forks=True)
+    assert [got for got, _, _ in ends] == [code] * size, ends
+    assert ends[0][2].splitlines()[-1].startswith(said), ends
+    assert "Traceback" not in ends[0][2]
+    assert not list((tmp_path / "runs").glob("*/checkpoints/owner.json"))
+
+
 SPAWN = """
     import multiprocessing
     import allranks

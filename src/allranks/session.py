@@ -198,7 +198,7 @@ class Session:
 
     def track(
         self,
-        *,
+        *unnamed: Any,
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
         keep: int = 3,
@@ -214,6 +214,7 @@ class Session:
         """Say what a checkpoint holds, and put it back where there is one; all ranks call it together.
 
         Args:
+            unnamed: refused: each part has a name in the checkpoint.
             checkpoint_dir: seen by all nodes. None: what `allranks run` says, else checkpoints/ of this job.
             checkpoint_every: steps. None: what `allranks run --checkpoint-every` says, else the cadence decides.
             keep: how many of the newest checkpoints stay, at least 2.
@@ -226,13 +227,13 @@ class Session:
             log: gets the values of `step.log`, too, on rank 0: a run of W&B, SummaryWriter, mlflow, or f(step, values).
             parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.
         Raises:
-            UsageError: something has no state_dict, or one that cannot be saved, or the newest checkpoint holds other
-                parts, or it is another experiment's and nobody named its directory, or no rank can repeat a step.
+            UsageError: a part cannot be saved, or the newest checkpoint is of other parts or another experiment.
         """
         from allranks.state.resumed.begin import begin
 
-        cell = Cell.inherited()  # None where no agent started this process
         with refusing():
+            if unnamed:
+                raise UsageError("track() takes its parts by name: track(model=model, optimizer=optimizer)")
             return begin(
                 parts,
                 checkpoint_dir=checkpoint_dir,
@@ -248,7 +249,7 @@ class Session:
                 replay=replay,
                 replay_every=replay_every,
                 log=log,
-                cell=cell if cell and cell.claim() else None,
+                cell=cell if (cell := Cell.inherited()) and cell.claim() else None,
                 on_exit=self._on_exit,
                 wrapped=self._wrapped,
                 on_loss=_say_last_words,

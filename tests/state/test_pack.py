@@ -222,7 +222,7 @@ def test_what_cannot_be_saved_is_named_by_its_path(tmp_path: Path, value: Any, w
     before, _, after = line.partition(" is not written: ")
     assert before == "the checkpoint of step 2"
     assert re.match(what, after)
-    assert line.endswith("; training goes on, the newest is step 1")
+    assert line.endswith("; the checkpoint of step 1 is complete")
 
 
 def test_a_nested_tensor_is_refused_as_one_since_torch_tells_no_shape_of_it() -> None:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from allranks.model.errors import UsageError
 from allranks.model.membership import ALONE
+from allranks.report.refusal import SessionError
 from allranks.state.resumed import rng
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.sampler import Sampler
@@ -183,7 +184,7 @@ def test_other_loaders_go_on_where_they_were(tmp_path: Path, make: Any, stop_at:
 def test_a_loader_with_nothing_in_it_is_refused(tmp_path: Path):
     with Checkpointer(tmp_path) as checkpoints:
         state = Tracked({}, checkpoints=checkpoints)
-        with pytest.raises(UsageError, match="the loader gave no batch for step 0"):
+        with pytest.raises(SessionError, match="the loader gave no batch for step 0"):
             next(state.steps([], total=3))
 
 
@@ -208,14 +209,14 @@ def test_what_has_no_state_is_refused_by_name(tmp_path: Path):
 def test_a_sampler_that_is_not_tracked_is_refused(tmp_path: Path):
     sampler = Sampler(20, global_batch_size=6)
     state = Tracked({}, checkpoints=Checkpointer(tmp_path))
-    with pytest.raises(UsageError, match="the loader's sampler is not tracked"):
+    with pytest.raises(SessionError, match="the loader's sampler is not tracked"):
         next(state.steps(DataLoader(list(range(20)), batch_sampler=sampler), total=3))  # type: ignore[arg-type]
 
 
 def test_a_loader_that_would_batch_the_batches_of_our_sampler_is_refused(tmp_path: Path):
     sampler = Sampler(20, global_batch_size=6)
     state = Tracked({"sampler": sampler}, checkpoints=Checkpointer(tmp_path))
-    with pytest.raises(UsageError, match=r"DataLoader.*whole batches; write batch_sampler="):
+    with pytest.raises(SessionError, match=r"DataLoader.*whole batches; write batch_sampler="):
         next(state.steps(DataLoader(torch.arange(20), sampler=sampler, batch_size=6), total=3))  # type: ignore[arg-type]
 
 
@@ -227,12 +228,32 @@ def test_what_was_saved_before_the_first_step_is_resumed_there(tmp_path: Path):
     assert Training(tmp_path / "cut").train(4) == expected
 
 
+def test_a_step_that_is_taken_for_its_batch_names_the_with(tmp_path: Path):
+    training = Training(tmp_path)
+    step: Any = next(training.state.steps(training.loader(), total=3))
+    with pytest.raises(UsageError, match="a step is not its batch: write `with step as batch:`"):
+        _inputs, _targets = step
+    with pytest.raises(UsageError, match="a step is not its batch: write `with step as batch:`"):
+        step["inputs"]
+    with pytest.raises(AttributeError, match="a step has no 'to'; its batch is what `with step as batch:` gives"):
+        step.to("cpu")
+    training.checkpoints.close()
+
+
+def test_a_loop_without_an_end_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    training = Training(tmp_path)
+    for _ in range(2):
+        next(training.state.steps(training.loader()))
+    assert capsys.readouterr().err.count("no total= and no epochs=: the loop goes on until `break`") == 1
+    training.checkpoints.close()
+
+
 def test_a_step_whose_error_was_caught_does_not_count(tmp_path: Path):
     training = Training(tmp_path)
     steps = training.state.steps(training.loader(), total=3)
     with pytest.raises(ValueError, match="bad batch"), next(steps):
         raise ValueError("bad batch")
-    with pytest.raises(UsageError, match="step 0 was not done"):
+    with pytest.raises(SessionError, match="step 0 was not done"):
         next(steps)
     training.checkpoints.close()
 

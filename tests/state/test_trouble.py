@@ -42,6 +42,7 @@ with Checkpointer(directory, say=said.append) as checkpoints:
     checkpoints.save(2, small, wait=True)
     checkpoints.save(3, large, wait=True)
     found["after full"] = [checkpoints.last_complete, checkpoints.load().step]
+    found["left"] = sorted(path.name for path in checkpoints.directory.glob("step_*"))
     checkpoints.save(4, small, wait=True)
     found["after room"] = [checkpoints.last_complete, checkpoints.load().step]
     mount("ro")
@@ -72,14 +73,15 @@ def test_training_goes_on_beside_a_full_and_a_read_only_disk(tmp_path: Path) -> 
     full, read_only = found.pop("said")
     assert full.startswith(
         f"the checkpoint of step 3 is not written: No space left on device ({disk}/checkpoints), 3 MB are free; "
-        "training goes on, the newest is step 2"
+        "the checkpoint of step 2 is complete"
     )
     assert read_only == (
-        f"the checkpoint of step 5 is not written: Read-only file system ({disk}/checkpoints); training goes on, "
-        "the newest is step 4"
+        f"the checkpoint of step 5 is not written: Read-only file system ({disk}/checkpoints); "
+        "the checkpoint of step 4 is complete"
     )
     assert found == {
         "after full": [2, 2],
+        "left": ["step_1", "step_2"],
         "after room": [4, 4],
         "while read-only": [4, 4],
         "after read-only": [6, 6],
@@ -92,9 +94,7 @@ def test_a_file_where_the_directory_should_be_stops_nobody(tmp_path: Path) -> No
     with Checkpointer(tmp_path / "file" / "checkpoints", say=said.append) as checkpoints:
         checkpoints.save(1, {}, wait=True)
     path = tmp_path / "file" / "checkpoints"
-    assert said == [
-        f"the checkpoint of step 1 is not written: Not a directory ({path}); training goes on, there is no other yet"
-    ]
+    assert said == [f"the checkpoint of step 1 is not written: Not a directory ({path}); no checkpoint is complete"]
 
 
 def test_a_killed_writer_is_replaced(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_save_is_left_out_where_the_one_before_it_hangs(tmp_path: Path) -> Non
         assert checkpoints.last_complete == 4
     assert said == [
         f"the checkpoint of step 3 is not written: the one before is not on disk after 0.3 s: does {tmp_path} hang?; "
-        "training goes on, the newest is step 1"
+        "the checkpoint of step 1 is complete"
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"step_1", "step_2", "step_4"}
 

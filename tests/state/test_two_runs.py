@@ -90,7 +90,7 @@ def test_who_has_lost_its_directory_completes_and_deletes_no_checkpoint_there(tm
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step_90", "step_70", "step_60"]
     [line] = [line for line in said if line.startswith("the checkpoint of step 80 is not written")]
     assert f"{tmp_path} is job 17 (pid {first.pid} on {first.host}, " in line
-    assert line.endswith("'s now; training goes on, the newest is step 70")
+    assert line.endswith("'s now; the checkpoint of step 70 is complete")
 
 
 def test_a_session_that_an_exception_ends_holds_its_directory_no_more(tmp_path: Path) -> None:
@@ -195,4 +195,4 @@ def test_a_disk_that_is_full_read_only_or_gone_stops_no_load_and_is_filled_with_
     last, names, said = told["unmounted"]
     assert (last, names) == (5, [])
     gone = "the file system of earlier checkpoints is gone: was it unmounted?"
-    assert f"the checkpoint of step 6 is not written: {gone} ({root}); training goes on, the newest is step 5" in said
+    assert f"the checkpoint of step 6 is not written: {gone} ({root}); the checkpoint of step 5 is complete" in said

@@ -182,3 +182,14 @@ def test_an_export_without_a_checkpoint_says_where_it_looked_and_what_to_give(
         "latest\n"
     )
     assert result.returncode == 2
+
+
+def test_an_export_of_the_latest_run_names_the_checkpoints_of_a_script_without_one(
+    allranks_here: Allranks, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoints/step_3").mkdir(parents=True)
+    result = allranks_here("export", "latest", "--torch", "model.pt")
+    assert result.stderr == (
+        "error: latest: there is no run in runs yet, but checkpoints in checkpoints/: allranks export checkpoints\n"
+    )
+    assert result.returncode == 2

@@ -72,7 +72,12 @@ def find_checkpoint(text: str) -> Path:
     from allranks.state.saved.manifest import MANIFEST
     from allranks.state.saved.parts import list_checkpoints
 
-    places = places_of(text)
+    try:
+        places = places_of(text)
+    except UsageError as exc:
+        if not list_checkpoints(here := Path("checkpoints")):
+            raise
+        raise UsageError(f"{exc}, but checkpoints in {here}/: allranks export {here}") from exc
     for place in places:
         if place.is_dir() and ((place / MANIFEST).exists() or list_checkpoints(place)):
             return place

@@ -70,6 +70,8 @@ def refusing() -> Iterator[None]:
     """Raise errors of the block as a script does."""
     try:
         yield
+    except SystemExit:  # it has been printed
+        raise
     except AllranksError as exc:
         if (raised := as_raised(exc)) is exc:
             raise

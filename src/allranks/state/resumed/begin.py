@@ -9,14 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
 from allranks.report.text import say
 from allranks.state.resumed.experiment import Named
 from allranks.state.resumed.save_clock import SaveClock
 from allranks.state.resumed.steps import StepLost
-from allranks.state.resumed.telling import Telling, leave_by_itself, leave_to_agent
+from allranks.state.resumed.telling import Telling, after_session, leave_by_itself, leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.op_file import RerunPlan
@@ -43,6 +45,8 @@ def begin(
         on_exit: of the session; what is being written is waited for there.
         told: as for `Tracked`; the rest is as for `Session.track`.
     """
+    if not dist.is_initialized():
+        raise UsageError(after_session("s.track()"))
     if cell is not None:
         leave_to_agent(lambda: bool(cell.is_ending))
     is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
@@ -79,6 +83,8 @@ def begin(
             with Telling(cell).saving():
                 checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
         checkpoints.release()
+        if made.is_unsaved and membership.is_leader:
+            say(f"the state after step {made.step} is not saved; {checkpoints.kept}")
         made._telling.end(error)
 
     on_exit.push(close)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -95,10 +95,8 @@ class Losses:
             return
         if self._on_loss is not None:
             self._on_loss()
-        at = self._checkpoints.last_complete
-        kept = f"the checkpoint of step {at} is complete" if at is not None else "no checkpoint is complete"
         who = f"rank {self._membership.rank}: step {self._step()}"
-        said = f"{who} does not count, a collective failed; {kept}: {first_words(error)}"
+        said = f"{who} does not count, a collective failed; {self._checkpoints.kept}: {first_words(error)}"
         say(said)  # the report names who failed; this rank only waited for it
         raise StepLost(said) from error
 
@@ -115,10 +113,14 @@ class Losses:
 class StepsLeft:
     """Says how much is left of a training that was resumed, once: when its loop begins, or when the session is left.
 
-    That is what rank 0 says; all others say nothing.
+    Of a loop without an end it says so.
+
+    Args:
+        is_told: whether this rank says anything: rank 0 does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_told: bool) -> None:
+        self._is_told = is_told
         self._resumed: Named | None = None
         """From the load until it is said."""
         self._text = ""
@@ -130,6 +132,9 @@ class StepsLeft:
 
     def note(self, step: int, epochs_done: int, *, total: int | None, epochs: int | None) -> None:
         """A loop begins. One over epochs begins with loops that have nothing left."""
+        if self._is_told and total is None and epochs is None:
+            say("steps() has no total= and no epochs=: the loop goes on until `break` or state.stop()")
+            self._is_told = False
         if self._resumed is None or (total is None and epochs is None):
             return
         is_over, self._text = describe_left(step, epochs_done, total=total, epochs=epochs)
@@ -226,6 +231,12 @@ class Step:
             return self._each()
         self.begin(self.share, 0, True)
         return self.batches[0]
+
+    def __getitem__(self, key: object) -> NoReturn:
+        raise UsageError("a step is not its batch: write `with step as batch:`, and use the batch in that block")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a step has no {name!r}; its batch is what `with step as batch:` gives")
 
     def _each(self) -> Iterator[Any]:
         last = len(self.batches) - 1

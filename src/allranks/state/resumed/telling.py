@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.files.folder import Folder
+from allranks.model.errors import UsageError
 from allranks.report.last_files import EVENTS
 from allranks.report.rundir import event_line
 from allranks.state.resumed.trackers import Trackers
@@ -36,7 +37,7 @@ class Telling:
         self._cell = cell
         self._trackers = Trackers(log) if is_leader else None
         self._step = 0
-        self._is_beginning = self._is_finished = False
+        self._is_beginning = self._is_finished = self._is_over = False
         self._total: int | None = None
         self._told_saved: int | None = None
         self._carried_out: Any = None
@@ -100,15 +101,26 @@ class Telling:
         Args:
             error: what it was left by.
         """
+        self._is_over = True
         if error is None:
             self._track("finished" if self._is_finished else "ended")
         else:
             is_asked = isinstance(error, SystemExit) and not error.code
             self._track("stopped" if is_asked else f"failed ({type(error).__name__})")
 
+    def check_session(self, call: str) -> None:
+        """Raise UsageError where the session is over."""
+        if self._is_over:
+            raise UsageError(after_session(f"state.{call}()"))
+
     def _track(self, outcome: str) -> None:
         if self._trackers is not None:
             self._trackers.tell(outcome, self._step)
+
+
+def after_session(call: str) -> str:
+    """Say that this call comes too late."""
+    return f"{call} comes after the end of the session: move it into the `with allranks.session()` block (indent it)"
 
 
 def add_event(event: str, **fields: object) -> None:

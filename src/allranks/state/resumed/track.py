@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from allranks.model.errors import SetupError, UsageError
-from allranks.report.refusal import as_raised
+from allranks.report.refusal import refusing
 from allranks.report.text import say
 from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
@@ -38,15 +38,7 @@ from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.sampler import mix
 from allranks.state.resumed.save_clock import SaveClock
-from allranks.state.resumed.steps import (
-    Losses,
-    Progress,
-    Step,
-    StepsLeft,
-    describe_resumed,
-    first_words,
-    sink_of,
-)
+from allranks.state.resumed.steps import Losses, Progress, Step, StepsLeft, describe_resumed, first_words, sink_of
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer, Stall
@@ -128,7 +120,9 @@ class Tracked:
         self._is_looping = self._is_leave_wanted = self._is_held = self._is_save_late = False
         self._feed: Feed | None = None
         self._current: Step | None = None
-        self.left = StepsLeft()
+        self.left = StepsLeft(is_told=membership.is_leader)
+        self.is_unsaved = False
+        """The save after the last step of a loop failed."""
         self._loaded: tuple[Any, dict[str, Any]] | None = None
         """This rank's own (None where another number of ranks wrote it) and the common place in the data."""
 
@@ -181,6 +175,7 @@ class Tracked:
         Raises:
             UsageError: it is called inside of a step, or with another value.
         """
+        self._telling.check_session("save")
         self._best.check(values)
         if self._current is not None and self._current.is_open:
             raise UsageError(f"state.save() inside of step {self.step}: call it after the step's `with` block")
@@ -215,6 +210,11 @@ class Tracked:
             SetupError: another run that lives saves in the same directory.
             SystemExit: with 0, after a checkpoint: the agent ordered to leave.
         """
+        with refusing():
+            yield from self._steps(loader, total, epochs, after_epoch)
+
+    def _steps(self, loader: Any, total: int | None, epochs: int | None, after_epoch: Any) -> Iterator[Step]:
+        self._telling.check_session("steps")
         feed = self._feed if self._feed and self._feed.loader is loader else Feed(loader, self._feed)
         if feed.sampler is not None and not any(feed.sampler is part for part in self._parts.live.values()):
             raise UsageError("the loader's sampler is not tracked, so its position would be lost: track(sampler=...)")
@@ -261,10 +261,7 @@ class Tracked:
             if not step.is_done:
                 raise UsageError(f"step {step.number} was not done: use `with step as batch`, and let its errors pass")
         self._is_looping = False
-        with self._losses:
-            if self._saved != self._place:
-                self._save()
-            self._wait()
+        self._save_last()
         self._telling.finish()
 
     def ask_to_leave(self) -> bool:
@@ -292,9 +289,7 @@ class Tracked:
         if why and (self._membership.is_leader or why.startswith("rank 0")):
             say(f"steps {saved[0] + 1} to {self.step} are not saved: {why}")
         elif not why:
-            with self._losses:
-                self._save()
-                self._wait()
+            self._save_last()
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""
@@ -358,7 +353,7 @@ class Tracked:
     def _hold(self) -> None:
         """Before the first step; who only loads and evaluates is in nobody's way."""
         if not self._is_held and (why := self.checkpoints.hold()):
-            raise as_raised(SetupError(why))
+            raise SetupError(why)
         self._is_held = True
 
     def _step_done(self) -> None:
@@ -395,6 +390,12 @@ class Tracked:
             self._note(is_saved=True)
             return stall
 
+    def _save_last(self) -> None:
+        with self._losses:
+            if self._saved != self._place:
+                self._save()
+            self.is_unsaved = not self._wait()
+
     def _note(self, *, is_saved: bool = False) -> None:
         seen = self._comparing
         about = {"healed": len(seen.healed), "is_sharded": seen.is_sharded}
@@ -411,8 +412,6 @@ class Tracked:
         self._telling.phase("leaving")
         is_written = self._wait()
         if self._membership.is_leader:
-            at = self.checkpoints.last_complete
-            kept = f"the checkpoint of step {at} is complete" if at is not None else "there is no checkpoint"
             failed = "" if is_written else ", a newer one could not be written"
-            say(f"leaving at step {self.step}: {why}; {kept}{failed}")
+            say(f"leaving at step {self.step}: {why}; {self.checkpoints.kept}{failed}")
         raise SystemExit(0)

@@ -107,20 +107,15 @@ class Checkpointer:
             raise UsageError(f"a checkpointer for {membership.world_size} ranks needs the store of their process group")
         if keep < KEEP_AT_LEAST:
             raise UsageError(f"keep={keep}: the newest {KEEP_AT_LEAST} checkpoints always stay")
-        self.directory = Path(directory).absolute()
-        self.membership = membership
-        self._keep = keep
-        self._skip_after_s = skip_after_s
-        self._say = say or say_to_stderr
+        self.directory, self.membership = Path(directory).absolute(), membership
+        self._keep, self._skip_after_s, self._say = keep, skip_after_s, say or say_to_stderr
         prefix = f"{membership.store_prefix}/checkpoints/{next(_numbers)}"
         self.ranks = Consensus(store, membership, prefix=prefix, say=self._say)
         self._run = self.ranks.tell_all("the name of this run", uuid.uuid4().hex[:12])
         self._snapshot: Snapshot | None = None
         self._link: WriterLink | None = None
-        self._loads = itertools.count()
-        self._number = 0
-        self._steps: dict[str, int] = {}
-        self._step, self._about = 0, dict[str, Any]()
+        self._loads, self._number = itertools.count(), 0
+        self._steps, self._step, self._about = dict[str, int](), 0, dict[str, Any]()
         self._is_whole, self._is_given_up = True, False
         self._owner: Owner | None = None
         self._holding: Holding | None = None
@@ -128,6 +123,12 @@ class Checkpointer:
         """Step of the newest checkpoint that this run has written whole or loaded."""
         self.write_s: float | None = None
         """How long the last complete save took from the copy to the rename; on rank 0."""
+
+    @property
+    def kept(self) -> str:
+        """Which checkpoint of this run is whole, in words."""
+        at = self.last_complete
+        return "no checkpoint is complete" if at is None else f"the checkpoint of step {at} is complete"
 
     # Holding
 
@@ -410,8 +411,7 @@ class Checkpointer:
             self._fail(step, why)
 
     def _fail(self, step: int, why: str) -> None:
-        newest = "there is no other yet" if self.last_complete is None else f"the newest is step {self.last_complete}"
-        self._say(f"the checkpoint of step {step} is not written: {why}; training goes on, {newest}")
+        self._say(f"the checkpoint of step {step} is not written: {why}; {self.kept}")
 
     def __enter__(self) -> Checkpointer:
         return self

@@ -262,8 +262,8 @@ def _rename(attempt: Attempt) -> Path:
 
 
 def give_up(attempt: Attempt) -> None:
-    """Leave nothing of an attempt but the mark; nothing at all where not even that can be made."""
-    if not _mark_given_up(attempt.directory):
+    """Leave nothing of an attempt but the mark; not even that where it cannot be made, or nobody else looks for it."""
+    if attempt.world_size == 1 or not _mark_given_up(attempt.directory):
         shutil.rmtree(attempt.directory, ignore_errors=True)  # what stays is swept later
         return
     with contextlib.suppress(OSError):
