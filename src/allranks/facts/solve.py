@@ -113,7 +113,7 @@ class _Between:
         silent = Pool(item for item in self._of(Sort.HINT) if self._is_of_silent_node(item))
         unsure = [item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item)]
         weak = Pool(item for item in unsure if not (is_start(item) and self._has_started(item)))
-        starts = (item for item in self._open(Sort.BREAK) if is_start(item) and _is_sure(item))
+        starts = (item for item in unsure if is_start(item) and item.fact.said is Said.LAUNCHER)
         unstarted = Pool(item for item in starts if not self._has_started(item))
         for item in self._open(Sort.ABSENT):
             if self._by_machine(item) or self._possibly(
