@@ -31,3 +31,18 @@ def test_a_crash_that_srun_and_the_kernel_tell_is_told_once(patterns: tuple[Patt
 def test_an_exit_has_no_words_of_another_node(probe: str, patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
     told = ask([PROBES / probe], patterns, matcher)
     assert told.printed[0].message == "the script itself failed; no evidence points to the cluster"
+
+
+@pytest.mark.parametrize(
+    ("probe", "why"),
+    [
+        ("container-fails-on-two-of-four", "401 Unauthorized"),
+        ("container-fails-on-all", "No such file or directory"),
+        ("container-import-fails-twice", "503 Service Unavailable"),
+    ],
+)
+def test_the_line_that_says_why_no_container_started_is_evidence(
+    probe: str, why: str, patterns: tuple[Pattern, ...], matcher: Matcher
+) -> None:
+    told = ask([PROBES / probe], patterns, matcher)
+    assert [line for line in told.printed[0].evidence if why in line.seen]

@@ -77,6 +77,12 @@ def is_outside(item: Item) -> bool:
     return is_told and (item.who.rank, item.who.local_rank) == (None, None)
 
 
+def is_start(item: Item) -> bool:
+    """Whether a launcher or the scheduler tells that it could not start a process, as far as it knows."""
+    is_told = item.kind is FactKind.RAISED and item.fact.said in {Said.LAUNCHER, Said.SCHEDULER}
+    return is_told and item.fact.confidence is not Confidence.CERTAIN
+
+
 @dataclass(slots=True, eq=False)
 class Item:
     """A fact, while its story is looked for."""

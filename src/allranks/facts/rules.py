@@ -5,7 +5,7 @@ from __future__ import annotations
 from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import FactKind, Said, Same
-from allranks.facts.item import Item, Sort, is_outside
+from allranks.facts.item import Item, Sort, is_outside, is_start
 from allranks.model.finding import Confidence
 
 MONITOR_S = 5.0
@@ -148,6 +148,16 @@ def is_its_child(reason: Item, effect: Item) -> bool:
     return is_same and any(f"(pid {reason.who.pid})" in thing for thing in effect.fact.things)
 
 
+def keeps_from_starting(reason: Item, effect: Item) -> bool:
+    """Whether it may be why a launcher could not start a process: it is certain, and stands above that.
+
+    A container's runtime prints what its programs wrote, and then that it gives up.
+    """
+    is_certain = reason.kind is FactKind.RAISED and reason.strength == 0 and not reason.fact.is_fatal
+    is_its = reason.who.compare(effect.who) is not Same.NO
+    return is_start(effect) and is_certain and is_its and _is_one_file(reason, effect) and sooner(reason, effect)
+
+
 def is_same_told(reason: Item, effect: Item) -> bool:
     """Whether both tell of one thing, and only the first one knows of whom."""
     is_same = reason.kind is effect.kind and reason.fact.cause == effect.fact.cause
@@ -164,7 +174,8 @@ def may_be_its_own(reason: Item, effect: Item) -> bool:
     if not is_failure or mine.compare(its) is not Same.UNKNOWN or not not_later(reason, effect):
         return False
     is_anybodys = not mine and reason.fact.confidence is Confidence.UNDECIDED  # who may have gone on
-    if is_anybodys or (reason.is_weak and not sooner(reason, effect)):
+    is_before = not_after(reason, effect) if is_start(reason) else not reason.is_weak or sooner(reason, effect)
+    if is_anybodys or not is_before:
         return False
     numbers = {who.local_rank if who.rank is None else who.rank for who in (mine, its)}
     return bool(mine.node or its.node) or None in numbers or len(numbers) == 1

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from functools import reduce
 from itertools import chain
+from operator import or_
 from signal import SIGKILL
 
 from msgspec.structs import replace
@@ -24,7 +26,18 @@ from msgspec.structs import replace
 from allranks.facts import rules
 from allranks.facts.elect import tell
 from allranks.facts.fact import Fact, FactKind, Said
-from allranks.facts.item import FEW, SUFFERED, Item, Pool, Rule, Sort, directness, is_outside, make_items
+from allranks.facts.item import (
+    FEW,
+    SUFFERED,
+    Item,
+    Pool,
+    Rule,
+    Sort,
+    directness,
+    is_outside,
+    is_start,
+    make_items,
+)
 from allranks.facts.own import date, explain_process
 from allranks.facts.rules import not_later, sooner
 from allranks.facts.story import Story, StoryEnd
@@ -98,10 +111,20 @@ class _Between:
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
         hints = Pool(self._of(Sort.HINT))
         silent = Pool(item for item in self._of(Sort.HINT) if self._is_of_silent_node(item))
-        weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
+        unsure = [item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item)]
+        weak = Pool(item for item in unsure if not (is_start(item) and self._has_started(item)))
+        starts = (item for item in unsure if is_start(item) and item.fact.said is Said.LAUNCHER)
+        unstarted = Pool(item for item in starts if not self._has_started(item))
         for item in self._open(Sort.ABSENT):
-            if not self._by_machine(item):
-                self._possibly(item, (broken, rules.may_keep_away), (silent, self._may_cut_off))
+            if self._by_machine(item) or self._possibly(
+                item, (broken, rules.may_keep_away), (silent, self._may_cut_off)
+            ):
+                continue
+            if (start := unstarted.find(item, rules.may_keep_away)) is not None:
+                start.explain(item, is_named=False)
+                if not start.who:
+                    told = (other.who for other in self._by_process[item.process])
+                    start.blamed = (*start.blamed, reduce(or_, told, item.who))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
@@ -152,6 +175,9 @@ class _Between:
             elif item.fact.things and (killed := own.find(item, rules.is_its_child)) is not None:
                 killed.explain(item, is_named=True)
                 killed.blamed = (replace(item.who, pid=None),) if item.who else ()
+            elif (why := own.find(item, rules.keeps_from_starting)) is not None:
+                why.explain(item, is_named=False)
+                why.blamed = why.blamed or (item.who,) if item.who else ()
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
                 self._possibly(item, (own, not_later))
             elif not item.who:
@@ -166,12 +192,18 @@ class _Between:
         first = Pool(ends)
 
         def is_repeated(told: Item) -> bool:  # by several processes, perhaps
-            return sum(item.is_like(told) and item.fact.told == told.fact.told for item in self._of(told.sort)) > 1
+            same = [item for item in self._of(told.sort) if item.is_like(told) and item.fact.told == told.fact.told]
+            if told.fact.said is Said.LAUNCHER:  # which may tell of one failure in several lines
+                same = [item for item in same if item.place.text == told.place.text]
+            return len(same) > 1
 
         for item in sorted(ends, key=lambda end: (not end.is_first, end.when.clock, end.when.earliest_s or 0.0)):
             if self._by_machine(item):
                 continue
             if (own := words.find(item, rules.may_be_its_own)) is not None:
+                if own.fact.said is Said.LAUNCHER and (gone := self._find_lost_since(own, item)):
+                    gone.explain(item, is_named=False)
+                    continue
                 is_taken = own.is_first and bool(own.blamed) and not is_repeated(own)
                 own.explain(item, is_named=False)
                 date(own, item)
@@ -185,6 +217,15 @@ class _Between:
                 child.blamed, child.is_doubted = (item.who,), True
                 continue
             self._possibly(item, (broken, rules.ends_others), (first, rules.ends_others), (lost, rules.may_end_it))
+
+    def _has_started(self, start: Item) -> bool:
+        """Whether a process wrote something on the machine where one could not start, as a launcher tells."""
+        return any(item.fact.said is Said.SELF and item.who.is_process for item in self._on_machine[start.who.node])
+
+    def _find_lost_since(self, start: Item, end: Item) -> Item | None:
+        """Return what was lost between a failed start, of one process or several, and the end of another process."""
+        lost = (item for item in self._of(*SUFFERED) if sooner(start, item) and sooner(item, end))
+        return next((item for item in lost if rules.may_end_it(item, end)), None)
 
     def _is_of_silent_node(self, item: Item) -> bool:
         """Whether a node whose ranks nobody knows had a network fault: they may be those that did not come."""

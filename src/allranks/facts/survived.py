@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from signal import SIGKILL
 
 from allranks.facts.fact import FactKind, Said, Same, Who
-from allranks.facts.item import SUFFERED, Item, Sort, is_outside
+from allranks.facts.item import SUFFERED, Item, Sort, is_outside, is_start
 from allranks.facts.rules import CLOCKS_S, DAY_S, is_its_child
 from allranks.model.finding import Confidence
 
@@ -144,6 +144,8 @@ class _Attempt:
     def has_survived(self, item: Item) -> bool:
         """Whether its process, or the job, certainly went on afterwards."""
         later = self._later
+        if is_start(item) and later.is_by_line(_ANYBODY, item):  # all ranks take part in a step: it was tried again
+            return True
         own: list[Hashable] = [_JOB, (item.process, None), (item.process, item.fact.interface)]
         if item.kind in _HARD_ENDS:
             own = [_JOB] if is_outside(item) else []
@@ -242,11 +244,33 @@ class _Attempt:
         return is_end and (item.kind is FactKind.RAISED or item.sort in SUFFERED)
 
 
+def _find_retried(items: Sequence[Item], survived: set[Item]) -> Iterator[Item]:
+    """Yield the ends of what could not start and was tried again, as far as the next try tells how it ended.
+
+    They stand below that, above any other failure and the steps. Steps alone may have been in a buffer.
+    """
+    tries: dict[str, tuple[list[Item], bool]] = {}
+    """By file, the ends below a failed start, and whether steps are."""
+    for item in sorted((item for item in items if item.place.line), key=lambda item: item.place.line):
+        ends, has_steps = tries.get(item.place.source, ([], True))
+        is_end = item.kind is FactKind.ENDED and item.fact.said in {Said.LAUNCHER, Said.SCHEDULER}
+        if is_start(item) and item in survived:
+            tries[item.place.source] = ([], False) if has_steps else (ends, False)
+        elif item.kind is FactKind.STEP:
+            tries[item.place.source] = ends, True
+        elif is_end and item.fact.code and not has_steps:
+            ends.append(item)
+        elif item.kind is FactKind.FINISHED or item.sort <= Sort.END:
+            yield from ends if has_steps or item.kind is FactKind.FINISHED else ()
+            tries.pop(item.place.source, None)
+
+
 def find_survived(items: Sequence[Item]) -> set[Item]:
     """Return what the job certainly survived; what it perhaps survived is doubted from now on."""
     attempt = _Attempt(items)
     told = [item for item in items if item.sort is not Sort.PROGRESS]
     survived = {item for item in told if attempt.has_survived(item)}
+    survived |= set(_find_retried(items, survived))
     killed = [item for item in told if item.kind is FactKind.ENDED and item.fact.said is Said.KERNEL]
     survived |= {item for item in killed if any(is_its_child(item, raised) for raised in survived)}
     for item in told:

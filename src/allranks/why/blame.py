@@ -220,7 +220,7 @@ def _of_roots(
         confidence=Confidence.UNDECIDED if is_node else first.confidence,  # perhaps the node is gone
         culprit=culprit,
         message=first.fact.told or cause.told or cause.title,
-        evidence=_unlike(own),
+        evidence=_unlike([*own, *_list_same_told(first.fact, effects)]),
         victims=victims,
         signal=first.fact.signal,
         ask=first.fact.ask,
@@ -229,6 +229,14 @@ def _of_roots(
     said = {place.at for fact in own for place in fact.places}
     hurt = _victims(fact for fact in facts if said.isdisjoint(place.at for place in fact.places))
     return name_somebody(conclusion, own, effects, reader.logs, reader.people, hurt=hurt)
+
+
+def _list_same_told(start: Fact, effects: Sequence[Fact]) -> list[Fact]:
+    """Return what a launcher tells in further lines of a failed start: one of them says why."""
+    if start.said is not Said.LAUNCHER or start.kind is not FactKind.RAISED:
+        return []
+    same = [fact for fact in effects if (fact.kind, fact.cause, fact.said) == (start.kind, start.cause, start.said)]
+    return sorted(same, key=lambda fact: fact.place.at)
 
 
 def _is_more_of(machine: Who, who: Who) -> bool:

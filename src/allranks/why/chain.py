@@ -6,6 +6,7 @@ rank 72 was killed (SIGKILL) 11:03:14 -> rank 35 lost a peer 11:03:17 -> ranks 0
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import islice
@@ -73,7 +74,9 @@ def _subject(facts: Sequence[Fact]) -> str:
     names = dict.fromkeys(describe(fact.who).words() for fact in facts if fact.who)
     shown = [name for name in names if name]
     if not shown:
-        return "a process" if len(facts) == 1 else f"{len(facts)} processes"
+        is_launchers = all(fact.said is Said.LAUNCHER for fact in facts)  # several lines tell of one failure
+        num = max(Counter(fact.place.text for fact in facts).values()) if is_launchers else len(facts)
+        return "a process" if num == 1 else f"{num} processes"
     return ", ".join(shown) if len(shown) <= _FEW else f"{len(shown)} processes"
 
 

@@ -195,7 +195,8 @@ class FactReader:
         assert event.sign is not None
         assert event.cause is not None
         is_exception = event.line.at in self._exceptions
-        is_error = self.may_end(event.line) if is_exception else event.cause.exit_code is Exit.USER_CODE
+        is_plain = event.cause.exit_code is Exit.USER_CODE or event.sign.said is Said.LAUNCHER
+        is_error = self.may_end(event.line) if is_exception else is_plain
         return event.sign.fact is FactKind.RAISED and is_error and not self.speaker_of(event.line).is_process
 
     def _facts(self, event: LogEvent) -> Iterator[Fact]:

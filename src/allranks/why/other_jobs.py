@@ -15,7 +15,7 @@ from allranks.facts.fact import FactKind, Said
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.logs.sources import list_jobs
 
-_OF_JOB, _OF_CGROUP, _OWN_JOB = "of-job", "of-cgroup", "own-job"
+_OF_JOB, _OF_CGROUP, _OF_STEP, _OWN_JOB = "of-job", "of-cgroup", "of-step", "own-job"
 _OUTSIDE = frozenset((Said.KERNEL, Said.SCHEDULER))
 
 
@@ -41,17 +41,17 @@ def find_own_jobs(logs: Logs) -> frozenset[str]:
 
 def find_unowned(logs: Logs) -> frozenset[tuple[str, int]]:
     """Return where kernels and daemons name a job that is not known as the own one; no rank does."""
-    told = list(logs.of(_OF_JOB, _OF_CGROUP))
+    told = list(logs.of(_OF_JOB, _OF_CGROUP, _OF_STEP))
     own = find_own_jobs(logs) if told else ()  # looks at the names of all files
     told = [event for event in told if event.values["job"] not in own and event.line.rank is None]
     outside = {event.line.at for event in logs.events if told and event.sign and event.sign.said in _OUTSIDE}
-    whose = (event for event in told if event.kind == _OF_CGROUP or event.line.at in outside)
+    whose = (event for event in told if event.kind in {_OF_CGROUP, _OF_STEP} or event.line.at in outside)
     return frozenset(event.line.at for event in whose)
 
 
 def find_own_words(logs: Logs) -> frozenset[tuple[str, int]]:
     """Return the lines that name the own job: SLURM's by its number, the kernel's about kills by their cgroup."""
-    told = list(logs.of(_OF_JOB, _OF_CGROUP, _OWN_JOB))
+    told = list(logs.of(_OF_JOB, _OF_CGROUP, _OF_STEP, _OWN_JOB))
     own = find_own_jobs(logs) if told else ()  # looks at the names of all files
     return _with_reports(logs, frozenset(event.line.at for event in told if event.values["job"] in own))
 

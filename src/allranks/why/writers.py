@@ -13,7 +13,7 @@ from signal import SIGTERM
 
 from msgspec.structs import replace
 
-from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Same, Who
+from allranks.facts.fact import NEVER_SAID, Fact, FactKind, Said, Same, Who
 from allranks.model.finding import Confidence
 from allranks.why.logs.log_events import Logs
 
@@ -70,11 +70,12 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         if end.who.rank is not None:
             for place in end.places:
                 ended[end.attempt, place.source].setdefault(end.who.rank, end)
-    alike: defaultdict[tuple[str, Fact], list[Fact]] = defaultdict(list)
+    alike: defaultdict[tuple[str, str, Fact], list[Fact]] = defaultdict(list)
     others: defaultdict[tuple[int, str], list[Fact]] = defaultdict(list)
     for fact in facts:
         if fact.kind is FactKind.RAISED and fact.places and fact.who.rank is None:
-            alike[fact.place.source, replace(fact, places=(), when=NEVER_SAID)].append(fact)
+            words = fact.place.text if fact.said is Said.LAUNCHER else ""  # of one failure in several lines
+            alike[fact.place.source, words, replace(fact, places=(), when=NEVER_SAID)].append(fact)
         else:
             others[fact.attempt, fact.place.source].append(fact)
             yield fact
@@ -83,7 +84,7 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         for place in fact.places if fact.signal != SIGTERM else ():
             told[place.source].add(place.line)
     lines_of = {source: sorted(lines) for source, lines in told.items()}
-    for (source, first), same in alike.items():
+    for (source, _, first), same in alike.items():
         below = [fact for fact in others[first.attempt, source] if fact.place.line > same[-1].place.line]
         living = {fact.who.rank for fact in below if fact.kind is FactKind.RAISED or fact.kind in _LOSSES}
         near = [end for end in ended[first.attempt, source].values() if end.who.rank not in living]
@@ -101,7 +102,7 @@ def give_writers(facts: Sequence[Fact], ends: Sequence[Fact]) -> Iterator[Fact]:
         yield from (
             (replace(fact, who=who, speaker=who, confidence=confidence) for fact, who in zip(same, whos, strict=True))
             if whos
-            else same[:1]
+            else (same if first.said is Said.LAUNCHER else same[:1])
         )
 
 
