@@ -11,7 +11,7 @@ torch has one thread.
 from __future__ import annotations
 
 import atexit
-import functools
+import fcntl
 import json
 import os
 import re
@@ -99,6 +99,8 @@ class ForkedScript:
             self.stdout, fds = os.fdopen(end), [out, os.open(os.devnull, os.O_WRONLY)]
         else:
             fds = [os.memfd_create(name) for name in ("stdout", "stderr")]
+            for fd in fds:
+                fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # of a memfd, ranks would write over each other's lines
             self._files = [os.fdopen(os.dup(fd), "rb") for fd in fds]
         words = {"folder": str(folder), "env": env, "command": [sizes, *map(str, command)], "leads": start_new_session}
         self.pid = self._forker.start(words, fds)
@@ -191,9 +193,20 @@ class Forker:
         assert told, "fork_ranks.py has ended"
         return list(json.loads(told))
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def end(self) -> None:
         self._control.close()
         self._process.wait()
 
 
-forker = functools.cache(Forker)
+_forkers: list[Forker] = []
+
+
+def forker() -> Forker:
+    """Return the one of this process; another one if a test has ended it."""
+    if not _forkers or _forkers[-1].has_ended:
+        _forkers.append(Forker())
+    return _forkers[-1]
