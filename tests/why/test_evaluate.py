@@ -13,8 +13,8 @@ REPORTS = Path(__file__).parent / "reports.jsonl"
 """Excerpts of logs from public reports, with their source; some shortened, or completed from the thread's words; users'
 names taken out. The signs were mended with them, so what is measured here is that nothing gets lost."""
 LATER_REPORTS = REPORTS.with_name("later_reports.jsonl")
-"""The same of later days, when fewer were left that nobody had seen; in `y9-` to `yc-`, `zf-` other paths, less frames.
-Those of programs that allranks does not run (TensorFlow, Paddle, Spark) count only in docs/evidence/why-accuracy.md."""
+"""The same of later days, when fewer were left that nobody had seen; `y9-` to `yc-` and `zf-` have other paths and
+fewer frames. Those of programs that allranks does not run (TensorFlow, Paddle, Spark) count only in why-accuracy.md."""
 CASES = [
     {
         "id": "a-001",
