@@ -131,7 +131,11 @@ def test_why_a_container_does_not_start_is_its_evidence(allranks: Allranks, tmp_
     (tmp_path / "slurm-7.out").write_text(IMAGE_REFUSED)
     lines = allranks("why", "slurm-7.out").stdout.splitlines()
     assert lines[0][2:].startswith("AR512 node-cannot-start   compute-0")
-    assert any(line.endswith("returned error code: 401 Unauthorized") for line in lines[:4])
+    assert [line.partition("pyxis: ")[2].strip() for line in lines if line.startswith("  seen ")] == [
+        "couldn't start container",
+        "failed to import docker image",
+        "[ERROR] URL https://nvcr.io/proxy_auth returned error code: 401 Unauthorized",
+    ]
 
 
 def test_a_run_that_has_no_output_yet_is_no_usage_error(allranks: Allranks, tmp_path: Path) -> None:
