@@ -400,10 +400,10 @@ def _import_torch() -> tuple[ModuleType, Any]:
 
 def _watch(c10d: Any) -> bool:
     """Have init_process_group name who is missing, as in a worker of `allranks run`; False: this torch is another."""
-    from allranks.join import group
+    from allranks.join import group, refused
 
     try:
-        group.wrap(c10d)
+        group.wrap(c10d, refused)
     except AttributeError as exc:
         say(f"init_process_group is not watched: {exc!r}")
         return False

@@ -340,6 +340,31 @@ def test_a_group_can_be_made_again_by_name_default_and_address(allranks: Allrank
     assert result.stderr.count("ranks are up") == 1
 
 
+FORMS_SLOWLY = """
+import os, time, allranks
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+class Slow(distributed_c10d.ProcessGroupGloo):
+    def __init__(self, store, *args, **kwargs):
+        super().__init__(store, *args, **kwargs)
+        if os.environ["RANK"] == "1":
+            time.sleep(1)
+        store.set("a key of rank " + os.environ["RANK"], "")
+
+distributed_c10d.ProcessGroupGloo = Slow
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("form", ["dist.init_process_group('gloo')", "with allranks.session() as s:"])
+def test_a_rank_that_fails_at_once_lets_the_others_form_the_group(allranks: Allranks, tmp_path: Path, form: str):
+    write(tmp_path / "train.py", f"{FORMS_SLOWLY}{form}\n{'    ' * form.endswith(':')}raise ValueError('no data')")
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
+    assert result.returncode == 1
+    assert "all 2 ranks failed alike" in result.stderr, result.stderr
+
+
 REFUSED = {
     "dist.init_process_group('nccl')": "asks for nccl, but node07 has no GPU; use gloo",
     "dist.init_process_group('gloo', rank=int(os.environ['RANK']), world_size=4)": "asks for 4 ranks, but this "

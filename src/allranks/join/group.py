@@ -9,8 +9,9 @@
    with the names. n counts the groups this process has formed.
 3. The timeout. Where the script gives none, it is ALLRANKS_TIMEOUT_S instead of torch's 10 or 30 minutes.
 4. Errors. Where torch only says which store key it waited for, the rank and node behind that key are named.
-5. Impostors. A process that multiprocessing started in a worker (mp.spawn) is refused at once where it comes as another
-   rank, or to another world, than the worker is: on the other nodes their children come as the same ranks.
+5. The end. A rank that ends as soon as the group is formed waits until the others have come out of forming it: else
+   they die of lost connections, beside the rank whose error it was.
+6. What cannot work is refused at once (join/refused.py).
 
 Runs in the worker's Python: standard library and torch only. `wrap` raises where torch has become another than any in
 TESTED, and the worker then runs as without us. launch/worker_environment.py says what the torches in TESTED lack.
@@ -30,6 +31,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 TESTED = (2, 4), (2, 15)
@@ -42,20 +44,24 @@ LAST_WORK_S = 0.1
 """How long a worker's end waits for Gloo's threads to let go of their last collective. One that comes to it when the
 interpreter is already going aborts the process: `terminate called without an active exception`, seen with torch 2.13
 and Python 3.11 in 1 of 5 workers that end right after a backward of DDP, with torchrun as with us."""
+FORM_S = 5.0
+"""Within this time after it has formed the group, a rank that ends waits for others that still form it. It takes them
+milliseconds, on a machine that is not overloaded."""
 _POLL_S = 0.02
 _groups_formed = 0
-_started_as: tuple[int | None, int | None] = (None, None)
-"""RANK and WORLD_SIZE as this process got them, or the one that forked it: what mp.spawn calls may change them."""
+_arrival: _Arrival | None = None
+"""Of this process in the last group that it formed with all ranks."""
 _kept: tuple[int, Any] | None = None
 """Process id and store of the first group. Later groups use the same store, each under its own prefix: the old server
 may live on in a subgroup, and ranks that meet its keys form half a group with the past."""
 
 
-def wrap(c10d: Any) -> None:
+def wrap(c10d: Any, refused: ModuleType) -> None:
     """Replace `init_process_group` and the store it makes by ours, once.
 
     Args:
         c10d: torch.distributed.distributed_c10d.
+        refused: join/refused.py.
     Raises:
         AttributeError: this torch does not have what we hold on to.
     """
@@ -81,8 +87,7 @@ def wrap(c10d: Any) -> None:
         global _groups_formed
         if _groups_formed == 0:
             _say_untested()
-        _refuse_impostor(init_method, *args, **kwargs)
-        _refuse_what_cannot_work(str(backend or ""))
+        refused.refuse(str(backend or ""), init_method, *args, **kwargs)
         if backend is None:
             backend = os.environ.get("ALLRANKS_BACKEND_CHOSEN")
         if timeout is None and (seconds := os.environ.get("ALLRANKS_TIMEOUT_S")):
@@ -96,26 +101,29 @@ def wrap(c10d: Any) -> None:
                 raise
             raise type(exc)(f"allranks: {explanation}\n{exc}") from exc
         _groups_formed += 1
+        if _arrival:
+            _arrival.note_formed()
         if _groups_formed == 1:
             atexit.register(time.sleep, LAST_WORK_S)
+            atexit.register(let_all_form)
             _say_all_up(c10d)
 
     rendezvous._create_c10d_store = create_store_with_arrival
     c10d.init_process_group = init_process_group_with_names
-    c10d._allranks_watches = True
-    note_place()
+    c10d._allranks_watches = let_all_form
+    refused.note_place()
+
+
+def let_all_form() -> None:
+    """Wait until all ranks have come out of forming the group, for a rank that is about to leave it."""
+    if _arrival:
+        _arrival.wait_for_all()
 
 
 def _name_recorder_size() -> None:
     """Before torch 2.8, which brought this function, TORCH_FR_BUFFER_SIZE had another name."""
     if not hasattr(sys.modules["torch"]._C._distributed_c10d, "_dump_fr_trace_json"):
         os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ.get("TORCH_FR_BUFFER_SIZE", "0"))
-
-
-def note_place() -> None:
-    """Remember which rank this process is, before anything can change its environment."""
-    global _started_as
-    _started_as = (_env_int("RANK"), _env_int("WORLD_SIZE"))
 
 
 def name_ranks(ranks: list[int], members: list[tuple[str, int, int]]) -> str:
@@ -145,7 +153,7 @@ def _is_our_store(port: int) -> bool:
 def _open_store(
     rendezvous: Any, hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool
 ) -> Any:
-    global _kept
+    global _arrival, _kept
     deadline_s = time.monotonic() + timeout.total_seconds()
     is_whole_world = world_size == _env_int("WORLD_SIZE")
     is_again = is_whole_world and _kept is not None and _kept[0] == os.getpid()
@@ -172,7 +180,8 @@ def _open_store(
     if not is_whole_world:
         return store
     _kept = (os.getpid(), store)
-    _Arrival(store, rank, world_size).wait(deadline_s)
+    _arrival = _Arrival(store, rank, world_size)
+    _arrival.wait(deadline_s)
     _tell_phase("init")
     if not is_again:
         return store
@@ -246,6 +255,7 @@ class _Arrival:
         self._rank = rank
         self._world_size = world_size
         self._prefix = f"allranks/{_groups_formed}/"
+        self._formed_s: float | None = None
 
     def wait(self, deadline_s: float) -> None:
         store, prefix = self._store, self._prefix
@@ -260,6 +270,22 @@ class _Arrival:
             notices.tell(lambda: self._describe(self._missing()), first=self._rank == 0)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)
+
+    def note_formed(self) -> None:
+        """Count this rank among those that have come out of forming the group."""
+        if self._formed_s is None:
+            self._formed_s = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # rank 0 has ended: the first collective will say so
+                if self._store.add(f"{self._prefix}formed", 1) == self._world_size:
+                    self._store.set(f"{self._prefix}all formed", "")
+
+    def wait_for_all(self) -> None:
+        """Wait until all have, FORM_S after this one did at most."""
+        if self._formed_s is None or _kept is None or _kept[0] != os.getpid():
+            return
+        with contextlib.suppress(RuntimeError):
+            while time.monotonic() < self._formed_s + FORM_S and not self._store.check([f"{self._prefix}all formed"]):
+                time.sleep(_POLL_S / 10)
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(self._world_size) if not self._store.check([f"{self._prefix}here/{rank}"])]
@@ -308,11 +334,9 @@ class _Notices:
 def _timeout_error(waited_s: float, whom: str) -> Exception:
     from torch.distributed import DistStoreError
 
+    text = f"allranks: init_process_group waited {waited_s:.0f} s for {whom}; look at their .err and .out files, "
     error: type[Exception] = DistStoreError
-    return error(
-        f"allranks: init_process_group waited {waited_s:.0f} s for {whom}; look at their .err and .out files, "
-        "or allow more time with its timeout argument"
-    )
+    return error(f"{text}or allow more time with its timeout argument")
 
 
 def _explain(text: str) -> str | None:
@@ -326,47 +350,6 @@ def _explain(text: str) -> str | None:
         return None
     who = name_ranks([int(found[2])], _members())
     return f"{who} called init_process_group but did not publish its address within {int(found[1]) / 1000:.0f} s"
-
-
-def _refuse_impostor(
-    init_method: str | None, world_size: int = -1, rank: int = -1, store: Any = None, *_: Any, **__: Any
-) -> None:
-    """Refuse a child of a worker that claims another place in the job than the worker has, and a larger world.
-
-    A child that brings a store or an address of its own (an inference engine, a parameter server) makes a group of its
-    own; one that goes by the environment, or to the job's own port, means the job. In a world of one nobody else could.
-    """
-    own_rank, own_size = _started_as
-    if own_rank is None or own_size is None or own_size < 2 or store is not None:
-        return
-    import multiprocessing
-
-    port = re.search(r":(\d+)", (init_method or "").partition("://")[2])
-    is_own_address = bool(init_method) and not str(init_method).startswith("env://")
-    if is_own_address and not (port and _is_our_store(int(port[1]))):
-        return
-    if multiprocessing.parent_process() is None:
-        if world_size > own_size:
-            raise RuntimeError(f"allranks: init_process_group asks for {world_size} ranks, but this job has {own_size}")
-        return
-    claimed = (_env_int("RANK") if rank < 0 else rank, _env_int("WORLD_SIZE") if world_size < 0 else world_size)
-    if claimed != _started_as:
-        raise RuntimeError(
-            f"allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker; it "
-            f"calls init_process_group as rank {claimed[0]} of {claimed[1]}, but the worker is RANK={own_rank} of "
-            f"WORLD_SIZE={own_size}, set by allranks: every node would have the same ranks; remove mp.spawn and "
-            "call the training function once, with RANK and LOCAL_RANK from the environment"
-        )
-
-
-def _refuse_what_cannot_work(backend: str) -> None:
-    gpus = _env_int("ALLRANKS_NODE_GPUS")
-    workers = _env_int("LOCAL_WORLD_SIZE")
-    if "nccl" not in backend or gpus is None or workers is None or gpus >= workers:
-        return
-    node = os.environ.get("ALLRANKS_NODE", "this node")
-    what = "no GPU" if gpus == 0 else f"{gpus} GPUs for {workers} ranks"
-    raise RuntimeError(f"allranks: init_process_group asks for nccl, but {node} has {what}; use gloo")
 
 
 def _say_all_up(c10d: Any) -> None:

@@ -42,8 +42,8 @@ CELL_BEFORE_CHARS = 300
 
 _text: Any = None
 """join/raised_text.py, in a worker."""
-_group: ModuleType | None = None
-"""join/group.py, once torch.distributed has been imported."""
+_refused: ModuleType | None = None
+"""join/refused.py, once torch.distributed has been imported."""
 _worker_pid = 0
 """Of this process, where it is a worker: a fork of it is none."""
 _held: tuple[str, int] = ("", -1)
@@ -56,8 +56,8 @@ def become_worker() -> None:
     global _worker_pid
     _worker_pid = os.getpid()
     _hold_folder()
-    if _group is not None:
-        _group.note_place()
+    if _refused is not None:
+        _refused.note_place()
     _tell_of_itself()
 
 
@@ -139,10 +139,9 @@ class _Changes(importlib.abc.MetaPathFinder):
 
 
 def _wrap_group(module: ModuleType) -> None:
-    global _group
+    global _refused
     try:
-        _group = _load("group")
-        _group.wrap(module)
+        _load("group").wrap(module, _refused := _load("refused"))
     except Exception as exc:  # a torch whose inside we do not know: the worker goes on as it is
         print(f"allranks: init_process_group is not watched: {exc!r}", file=sys.stderr)
     if "ALLRANKS_CELL_FD" in os.environ or "_allranks_standby" in sys.modules:

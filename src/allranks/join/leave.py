@@ -19,7 +19,9 @@ def leave(dist: ModuleType, last_work_s: float, kind: type[BaseException] | None
     if not dist.is_initialized():
         return
     end, c10d = dist.destroy_process_group, dist.distributed_c10d
-    if not getattr(c10d, "_allranks_watches", False):
+    if let_all_form := getattr(c10d, "_allranks_watches", None):
+        let_all_form()
+    else:
         atexit.register(time.sleep, last_work_s)
     has_nccl = any("nccl" in str(backend) for backend, _ in c10d._world.pg_map.values())
     if kind is not None or not has_nccl:
