@@ -156,13 +156,13 @@ class _Blocks(io.RawIOBase):
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks = filter(None, blocks)
-        self._left = b""
+        self._left = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        block = self._left or next(self._blocks, b"")
+        block = self._left or memoryview(next(self._blocks, b""))  # of bytes, each rest would be a copy
         size = min(len(block), len(buffer))
         buffer[:size] = block[:size]
         self._left = block[size:]
